@@ -1,0 +1,1 @@
+"""A small live LLM engine: paged KV cache, scheduler, models, OpenAI-compatible server."""

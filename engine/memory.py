@@ -1,0 +1,119 @@
+"""The one place that knows bytes: KV cache per token, pool size, what fits.
+
+Pure Python, used by the engine when it sizes its pool and by the runbooks when they recommend.
+Storage widths come from `kernels.formats`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config import ConfigError, EngineConfig, ModelDims
+from kernels.formats import resolve_kv_format
+
+NULL_BLOCKS = 1  # block 0 pads block tables and is never handed out, as in vLLM
+
+
+def kv_bytes_per_token(dims: ModelDims, kv_dtype: str) -> int:
+    """Bytes of K and V one token takes over all layers: layers x KV heads x (K + V) x head_dim x width."""
+    storage = resolve_kv_format(kv_dtype, dims.dtype)
+    return dims.num_layers * dims.num_kv_heads * storage.bytes_per_token_head(dims.head_dim)
+
+
+def kv_bytes_per_block(dims: ModelDims, kv_dtype: str, block_size: int) -> int:
+    """Bytes of one block of `block_size` tokens over all layers."""
+    return kv_bytes_per_token(dims, kv_dtype) * block_size
+
+
+def num_blocks_for(kv_bytes: int, dims: ModelDims, kv_dtype: str, block_size: int) -> int:
+    """Whole blocks that fit into `kv_bytes` (the null block counts as one of them)."""
+    return kv_bytes // kv_bytes_per_block(dims, kv_dtype, block_size)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How a device's memory is divided. All sizes in bytes; `num_gpu_blocks` includes the null block."""
+
+    device_memory_bytes: int
+    weights_bytes: int
+    activation_peak_bytes: int
+    kv_cache_bytes: int
+    kv_bytes_per_token: int
+    block_size: int
+    num_gpu_blocks: int
+    kv_cache_size_tokens: int
+    max_model_len: int
+    max_concurrency: float  # requests of max_model_len that fit at once
+    source: str  # "profile", "kv_cache_memory_bytes" or "num_gpu_blocks_override"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-ready data."""
+        return dataclasses.asdict(self)
+
+
+def profiled_kv_budget(
+    device_memory_bytes: int, utilization: float, weights_bytes: int, activation_peak_bytes: int
+) -> int:
+    """KV bytes left of `device x utilization` after weights and the measured activation peak (vLLM's rule).
+
+    May be negative: then not even the model fits.
+    """
+    return int(device_memory_bytes * utilization) - weights_bytes - activation_peak_bytes
+
+
+def plan_kv_cache(
+    config: EngineConfig,
+    dims: ModelDims,
+    *,
+    weights_bytes: int,
+    activation_peak_bytes: int,
+    device_memory_bytes: int | None = None,
+) -> MemoryPlan:
+    """Sizes the KV pool as vLLM does.
+
+    By profile: `device x --gpu-memory-utilization - weights - activation peak`. An explicit
+    `--kv-cache-memory-bytes` or `--num-gpu-blocks-override` replaces that figure without a check against
+    the device: such a configuration can run out of memory, which is then a real failure.
+    Raises `ConfigError` when one request of `max_model_len` would not fit into the pool.
+    """
+    device = config.device_memory if device_memory_bytes is None else device_memory_bytes
+    per_token = kv_bytes_per_token(dims, config.kv_cache_dtype)
+    per_block = per_token * config.block_size
+    max_model_len = config.resolved_max_model_len(dims)
+    if config.num_gpu_blocks_override is not None:
+        source, num_blocks = "num_gpu_blocks_override", config.num_gpu_blocks_override
+    elif config.kv_cache_memory_bytes is not None:
+        source, num_blocks = "kv_cache_memory_bytes", config.kv_cache_memory_bytes // per_block
+    else:
+        source = "profile"
+        budget = profiled_kv_budget(device, config.gpu_memory_utilization, weights_bytes, activation_peak_bytes)
+        if budget < (1 + NULL_BLOCKS) * per_block:
+            raise ConfigError(
+                f"no memory is left for the KV cache: {device} bytes x {config.gpu_memory_utilization} minus weights "
+                f"{weights_bytes} and activation peak {activation_peak_bytes} gives {budget}; raise --device-memory or "
+                "--gpu-memory-utilization, or lower --max-num-batched-tokens"
+            )
+        num_blocks = budget // per_block
+    tokens = max(0, num_blocks - NULL_BLOCKS) * config.block_size
+    if tokens < max_model_len:
+        raise ConfigError(
+            f"a request of --max-model-len {max_model_len} needs {max_model_len * per_token} bytes of KV cache, but "
+            f"the pool holds {tokens * per_token}; raise --gpu-memory-utilization, or lower --max-model-len to at "
+            f"most {tokens}"
+        )
+    blocks_per_request = -(-max_model_len // config.block_size)
+    return MemoryPlan(
+        device_memory_bytes=device,
+        weights_bytes=weights_bytes,
+        activation_peak_bytes=activation_peak_bytes,
+        kv_cache_bytes=num_blocks * per_block,
+        kv_bytes_per_token=per_token,
+        block_size=config.block_size,
+        num_gpu_blocks=num_blocks,
+        kv_cache_size_tokens=tokens,
+        max_model_len=max_model_len,
+        max_concurrency=(num_blocks - NULL_BLOCKS) / blocks_per_request,
+        source=source,
+    )
