@@ -124,7 +124,9 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{str(directory)!r} holds no config.json; it is not a Hugging Face model directory") from None
+        raise ConfigError(
+            f"{str(directory)!r} holds no config.json; it is not a Hugging Face model directory"
+        ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(file)!r} cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
@@ -213,6 +215,14 @@ class EngineConfig:
             )
         return self.max_model_len
 
+    def resolved_dtype(self, dims: ModelDims) -> str:
+        """The dtype of weights and activations: `--dtype`, or the checkpoint's."""
+        return dims.dtype if self.dtype == "auto" else self.dtype
+
+    def resolved_kv_cache_dtype(self, dims: ModelDims) -> str:
+        """The storage of K and V: `--kv-cache-dtype`, or as the activations."""
+        return self.resolved_dtype(dims) if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
     @classmethod
     def from_args(cls, args: Sequence[str]) -> EngineConfig:
         """Parses a command line; raises `ConfigError` with one sentence, never exits."""
@@ -265,29 +275,59 @@ def build_parser(prog: str = "kvoncall serve") -> argparse.ArgumentParser:
     add("--max-num-seqs", type=int, default=default.max_num_seqs, help="most sequences in one step")
     add("--max-num-batched-tokens", type=int, default=default.max_num_batched_tokens, help="token budget of a step")
     add("--block-size", type=int, default=default.block_size, help="tokens in a KV block")
-    add("--gpu-memory-utilization", type=float, default=default.gpu_memory_utilization,
-        help="share of device memory for weights, activations and KV cache")
-    add("--kv-cache-memory-bytes", type=parse_size_argument, metavar="SIZE",
-        help="size of the KV pool; skips the sizing by profile, as in vLLM")
+    add(
+        "--gpu-memory-utilization",
+        type=float,
+        default=default.gpu_memory_utilization,
+        help="share of device memory for weights, activations and KV cache",
+    )
+    add(
+        "--kv-cache-memory-bytes",
+        type=parse_size_argument,
+        metavar="SIZE",
+        help="size of the KV pool; skips the sizing by profile, as in vLLM",
+    )
     add("--num-gpu-blocks-override", type=int, metavar="N", help="force the number of KV blocks")
     add("--kv-cache-dtype", default="auto", choices=DTYPES, help="storage of K and V (auto: as --dtype)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--prefix-caching-hash-algo", default="sha256", choices=("sha256",))
     add("--scheduling-policy", default="fcfs", choices=("fcfs", "priority"))
     add("--enable-chunked-prefill", action=argparse.BooleanOptionalAction, default=True)
-    add("--long-prefill-token-threshold", type=int, default=0, metavar="N",
-        help="cap a prompt's chunk when others also want the step (0: no cap)")
+    add(
+        "--long-prefill-token-threshold",
+        type=int,
+        default=0,
+        metavar="N",
+        help="cap a prompt's chunk when others also want the step (0: no cap)",
+    )
     add("--watermark", type=float, default=0.0, help="share of KV blocks kept free at admission")
     add("--max-num-queued-reqs", type=int, metavar="N", help="refuse with 503 beyond this many waiting requests")
-    add("--enforce-eager", action=argparse.BooleanOptionalAction, default=False,
-        help="no CUDA graphs (the embedded engine has none; accepted so that launch lines carry over)")
+    add(
+        "--enforce-eager",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="no CUDA graphs (the embedded engine has none; accepted so that launch lines carry over)",
+    )
     add("--seed", type=int, default=0)
-    add("--disable-log-stats", action=argparse.BooleanOptionalAction, default=False,
-        help="no periodic statistics in the log")
-    add("--device-memory", type=parse_size_argument, default=default.device_memory, metavar="SIZE",
-        help="(ours) memory of the device when it is a CPU: the hard limit this process lives under")
-    add("--exit-with-parent", action=argparse.BooleanOptionalAction, default=False,
-        help="(ours) stop when standard input reaches its end")
+    add(
+        "--disable-log-stats",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="no periodic statistics in the log",
+    )
+    add(
+        "--device-memory",
+        type=parse_size_argument,
+        default=default.device_memory,
+        metavar="SIZE",
+        help="(ours) memory of the device when it is a CPU: the hard limit this process lives under",
+    )
+    add(
+        "--exit-with-parent",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="(ours) stop when standard input reaches its end",
+    )
     return parser
 
 

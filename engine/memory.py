@@ -17,9 +17,9 @@ NULL_BLOCKS = 1  # block 0 pads block tables and is never handed out, as in vLLM
 
 
 def kv_bytes_per_token(dims: ModelDims, kv_dtype: str) -> int:
-    """Bytes of K and V one token takes over all layers: layers x KV heads x (K + V) x head_dim x width."""
+    """Bytes of K and V one token takes over all layers: 2 x layers x KV heads x head_dim x width."""
     storage = resolve_kv_format(kv_dtype, dims.dtype)
-    return dims.num_layers * dims.num_kv_heads * storage.bytes_per_token_head(dims.head_dim)
+    return 2 * dims.num_layers * dims.num_kv_heads * storage.bytes_per_token_head(dims.head_dim)
 
 
 def kv_bytes_per_block(dims: ModelDims, kv_dtype: str, block_size: int) -> int:
@@ -79,7 +79,7 @@ def plan_kv_cache(
     Raises `ConfigError` when one request of `max_model_len` would not fit into the pool.
     """
     device = config.device_memory if device_memory_bytes is None else device_memory_bytes
-    per_token = kv_bytes_per_token(dims, config.kv_cache_dtype)
+    per_token = kv_bytes_per_token(dims, config.resolved_kv_cache_dtype(dims))
     per_block = per_token * config.block_size
     max_model_len = config.resolved_max_model_len(dims)
     if config.num_gpu_blocks_override is not None:

@@ -1,0 +1,236 @@
+"""The `kvoncall` command: a thin map from words to rooms.
+
+Results go to stdout, progress and errors to stderr. Exit codes: 0 done and true, 1 the answer is no
+(a replay did not verify), 2 the command could not be carried out (one sentence says why), 130 interrupted.
+`serve` has the engine's own codes (3 port in use, 12 out of memory). Rooms are imported when they are
+used, so that `kvoncall` itself answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from engine.config import ConfigError
+
+COMMANDS = """\
+kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serving
+
+  streamlit run app             the dashboard with a live engine
+
+  kvoncall serve …              the embedded engine's server (vLLM's flags)
+  kvoncall watch                collector and alert evaluator without the app
+  kvoncall replay ID            an incident: reproduce, alert, remedy, verify   (--list, --json, --no-remedy)
+  kvoncall runbooks list|show   what to do about an alert
+  kvoncall bench WHAT           decode, scheduler, memory or all
+
+`kvoncall COMMAND --help` tells more. Data lives in --data-dir, or KVONCALL_DATA, or the user's data folder.
+"""
+
+
+class UsageError(Exception):
+    """The command line does not make sense; the message is one sentence."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} ({self.prog} --help tells more)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(COMMANDS, end="")
+        return 0
+    if args[0] == "serve":
+        from engine.server import main as serve
+
+        return serve(args[1:])
+    try:
+        options = _parser().parse_args(args)
+        run: Callable[[argparse.Namespace], int] = options.run
+        return run(options)
+    except KeyboardInterrupt:
+        print("kvoncall: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away; Python would complain again at exit
+        return 1
+    except _reported_errors() as error:
+        print(f"kvoncall: {error}", file=sys.stderr)
+        return 2
+
+
+def _reported_errors() -> tuple[type[Exception], ...]:
+    """The errors whose message is already one sentence for the user."""
+    reported: list[type[Exception]] = [UsageError, ConfigError]
+    modules = {
+        "probe.store": "StoreError",
+        "probe.targets": "TargetError",
+        "probe.replay.scenario": "ReplayError",
+        "runbooks.load": "RunbookError",
+        "engine.supervisor": "EngineStartError",
+    }
+    for module, name in modules.items():
+        if module in sys.modules:  # a room that was never imported cannot have raised
+            reported.append(getattr(sys.modules[module], name))
+    return tuple(reported)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="kvoncall", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, description=text, allow_abbrev=False)
+        sub.set_defaults(run=run)
+        return sub
+
+    watch = command("watch", _watch, "Collect metrics and evaluate alerts without the app, until interrupted.")
+    watch.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="[NAME=]URL",
+        help="attach a server before watching (may be repeated)",
+    )
+    watch.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="stop after this long")
+    _data_dir(watch)
+
+    replay = command(
+        "replay",
+        _replay,
+        "Replay an incident on a drill engine of its own: reproduce, alert, remedy, "
+        "verify. Exits 0 when the remedy is verified, 1 when not.",
+    )
+    replay.add_argument("id", nargs="?", help="the incident (see --list)")
+    replay.add_argument("--list", action="store_true", help="name the incidents")
+    replay.add_argument("--json", action="store_true", help="print one JSON object")
+    replay.add_argument("--no-remedy", action="store_true", help="leave the remedy out: the check must then fail")
+    _data_dir(replay)
+
+    runbooks = command("runbooks", _runbooks, "List the runbooks, or show one.")
+    runbooks.add_argument("action", choices=("list", "show"))
+    runbooks.add_argument("id", nargs="?")
+    runbooks.add_argument("--json", action="store_true")
+
+    bench = command("bench", _bench, "Measure speed and memory on this machine, as ratios taken in one run.")
+    bench.add_argument("what", choices=("all", "decode", "scheduler", "memory"))
+    bench.add_argument("--json", action="store_true")
+    bench.add_argument("--model", default="", metavar="DIR", help="model directory (default: the testbed model)")
+    bench.add_argument(
+        "--against",
+        metavar="URL",
+        help="decode: also compare through HTTP with a server of the same model, such as vLLM",
+    )
+    return parser
+
+
+def _data_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the database lives")
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from probe.monitor import watch
+    from probe.store import Store, default_data_dir
+    from probe.targets import attach_target
+
+    store = Store.open(options.data_dir or default_data_dir())
+    try:
+        for spec in options.target:
+            target = attach_target(store, spec)
+            print(f"attached {target.name} at {target.url} ({target.engine})", file=sys.stderr)
+        return watch(store, seconds=options.seconds, report=lambda line: print(line, file=sys.stderr))
+    finally:
+        store.close()
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from probe.replay.scenario import ReplayError, get_scenario, list_scenarios
+
+    if options.list:
+        scenarios = list_scenarios()
+        if options.json:
+            _print_json([{"id": s.id, "title": s.title} for s in scenarios])
+        else:
+            for scenario in scenarios:
+                print(f"{scenario.id:16} {scenario.title}")
+        return 0
+    if not options.id:
+        raise ReplayError("which incident? `kvoncall replay --list` names them")
+    scenario = get_scenario(options.id)
+
+    from probe.replay.report import summary
+    from probe.replay.runner import ReplayRunner
+    from probe.store import Store, default_data_dir
+
+    store = Store.open(options.data_dir or default_data_dir())
+    try:
+        runner = ReplayRunner(
+            store,
+            scenario,
+            interactive=False,
+            remedy=not options.no_remedy,
+            progress=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+        result = runner.run()
+    finally:
+        store.close()
+    if options.json:
+        _print_json(result)
+    else:
+        print(summary(result))
+    return 0 if result["verified"] else 1
+
+
+def _runbooks(options: argparse.Namespace) -> int:
+    from runbooks.load import RunbookError, get_runbook, list_runbooks
+
+    if options.action == "list":
+        runbooks = list_runbooks()
+        if options.json:
+            _print_json([{"id": r.id, "title": r.title, "severity": r.severity} for r in runbooks])
+        else:
+            for runbook in runbooks:
+                print(f"{runbook.id:16} {runbook.severity:9} {runbook.title}")
+        return 0
+    if not options.id:
+        raise RunbookError("which runbook? `kvoncall runbooks list` names them")
+    runbook = get_runbook(options.id)
+    if options.json:
+        _print_json({"id": runbook.id, "meta": runbook.meta, "sections": runbook.sections})
+    else:
+        print(runbook.markdown)
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from probe.bench import run_bench
+
+    result = run_bench(
+        options.what,
+        model=options.model,
+        against=options.against,
+        report=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if options.json:
+        _print_json(result)
+    else:
+        for name, figures in result.items():
+            print(name)
+            for key, value in figures.items():
+                print(f"  {key:44} {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
