@@ -233,12 +233,8 @@ class EngineConfig:
         args: list[str] = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value == field.default:
-                continue
-            if isinstance(value, bool):
-                args.append(flag_of(field.name) if value else "--no-" + flag_of(field.name)[2:])
-            else:
-                args += [flag_of(field.name), str(value)]
+            if value != field.default:
+                args += _flag_words(field.name, value)
         return args
 
     def flag_values(self) -> dict[str, Any]:
@@ -344,13 +340,21 @@ def apply_changes(args: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
 
     Raises `ConfigError` when a flag does not exist or the result is not a valid configuration.
     """
-    fields = {f.name: f for f in dataclasses.fields(EngineConfig)}
-    config = EngineConfig.from_args(args)
-    updates: dict[str, Any] = {}
+    defaults = {f.name: f.default for f in dataclasses.fields(EngineConfig)}
+    values = dataclasses.asdict(EngineConfig.from_args(args))
     for flag, value in changes.items():
         name = flag.removeprefix("--").replace("-", "_")
-        if not flag.startswith("--") or name not in fields:
+        if not flag.startswith("--") or name not in defaults:
             raise ConfigError(f"{flag} is not a flag of the embedded engine")
-        updates[name] = fields[name].default if value is None else value
-    changed = dataclasses.replace(config, **updates)
-    return EngineConfig.from_args(changed.to_args()).to_args()
+        if value is None:
+            values[name] = defaults[name]
+        else:
+            values[name] = vars(build_parser().parse_args(_flag_words(name, value)))[name]
+    return EngineConfig(**values).to_args()
+
+
+def _flag_words(name: str, value: Any) -> list[str]:
+    """The words that set one flag on a command line."""
+    if isinstance(value, bool):
+        return [flag_of(name) if value else "--no-" + flag_of(name)[2:]]
+    return [flag_of(name), str(value)]

@@ -1,0 +1,170 @@
+"""Flags parse, print and change without loss, and bad ones are refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import (
+    MIB,
+    ConfigError,
+    EngineConfig,
+    ModelDims,
+    apply_changes,
+    build_parser,
+    flag_of,
+    parse_bytes,
+)
+
+LLAMA3_70B = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+
+configs = st.builds(
+    EngineConfig,
+    max_num_seqs=st.integers(1, 512),
+    max_num_batched_tokens=st.integers(512, 1 << 16),
+    block_size=st.sampled_from([8, 16, 32]),
+    gpu_memory_utilization=st.floats(0.01, 1.0),
+    kv_cache_memory_bytes=st.none() | st.integers(1, 1 << 40),
+    num_gpu_blocks_override=st.none() | st.integers(2, 1 << 20),
+    max_model_len=st.none() | st.integers(1, 1 << 20),
+    enable_prefix_caching=st.booleans(),
+    enable_chunked_prefill=st.booleans(),
+    scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+    watermark=st.floats(0, 0.99),
+    device_memory=st.integers(1, 1 << 40),
+    api_key=st.none() | st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1),
+)
+
+
+@given(configs)
+def test_a_config_survives_its_command_line(config: EngineConfig) -> None:
+    assert EngineConfig.from_args(config.to_args()) == config
+
+
+def test_every_field_is_a_flag_and_every_flag_a_field() -> None:
+    flags = {option for action in build_parser()._actions for option in action.option_strings}
+    flags -= {"-h", "--help"}
+    flags = {f for f in flags if not f.startswith("--no-")}
+    assert flags == {flag_of(f.name) for f in dataclasses.fields(EngineConfig)}
+
+
+def test_parser_defaults_are_the_dataclass_defaults() -> None:
+    assert EngineConfig.from_args([]) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--swap-space", "4"], "--swap-space"),
+        (["--enable-prefix-caching", "false"], "false"),
+        (["--max-num", "4"], "--max-num"),
+        (["--port", "http"], "--port"),
+        (["--port", "70000"], "--port"),
+        (["--kv-cache-dtype", "int5"], "--kv-cache-dtype"),
+        (["--device-memory", "lots"], "lots"),
+        (["--gpu-memory-utilization", "92"], "--gpu-memory-utilization"),
+        (["--max-num-seqs", "0"], "--max-num-seqs"),
+        (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "--max-num-batched-tokens"),
+        (["--watermark", "1"], "--watermark"),
+    ],
+)
+def test_bad_flags_are_one_sentence_that_names_the_flag(args: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_args(args)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("268435456", 268435456),
+        ("256MiB", 256 * MIB),
+        ("256mib", 256 * MIB),
+        ("1G", 2**30),
+        ("1g", 10**9),
+        ("1GB", 10**9),
+        ("1.5k", 1500),
+    ],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "-5", "1e9", "5 parsecs", "0x10", "1GiB2"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_bytes(text)
+
+
+def test_changes_replace_flags_and_none_removes_them() -> None:
+    args = ["--kv-cache-memory-bytes", "1G", "--max-num-seqs", "64", "--device-memory", "192MiB"]
+    changed = EngineConfig.from_args(apply_changes(args, {"--kv-cache-memory-bytes": None, "--max-num-seqs": 8}))
+    assert changed == EngineConfig(max_num_seqs=8, device_memory=192 * MIB)
+
+
+@pytest.mark.parametrize("changes", [{"--swap-space": 4}, {"max-num-seqs": 4}, {"--max-num-seqs": 0}, {"--port": "x"}])
+def test_impossible_changes_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        apply_changes([], changes)
+
+
+def test_an_api_key_is_never_shown() -> None:
+    assert "s3cret" not in str(EngineConfig(api_key="s3cret").flag_values())
+
+
+def test_dims_of_a_hugging_face_config() -> None:
+    dims = ModelDims.from_hf_config(LLAMA3_70B)
+    assert (dims.num_layers, dims.num_kv_heads, dims.head_dim, dims.dtype) == (80, 8, 128, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"num_hidden_layers": "80"}, "num_hidden_layers"),
+        ({"num_key_value_heads": 7}, "num_key_value_heads"),
+        ({"architectures": []}, "architectures"),
+    ],
+)
+def test_bad_model_configs_name_the_key(change: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ModelDims.from_hf_config(LLAMA3_70B | change)
+
+
+def test_unreadable_model_directories(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        ModelDims.from_model_dir(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        ModelDims.from_model_dir(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        ModelDims.from_model_dir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        ModelDims.from_model_dir(tmp_path)
+
+
+def test_flags_memory_and_runbooks_load_without_torch() -> None:
+    code = (
+        "import sys, engine.config, engine.memory, engine.supervisor, runbooks.recommend, runbooks.load; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
