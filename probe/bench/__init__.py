@@ -1,0 +1,32 @@
+"""`kvoncall bench`: speed and memory of the embedded engine and the app, on the machine at hand.
+
+Machines differ and are noisy, so what counts are ratios measured in one run, the two sides taking turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Report = Callable[[str], None]
+
+
+def run_bench(what: str, *, model: str, against: str | None, report: Report) -> dict[str, dict[str, Any]]:
+    """Runs the benchmark `what` ("decode", "scheduler", "memory" or "all"); returns figures by benchmark."""
+    results: dict[str, dict[str, Any]] = {}
+    if what in ("scheduler", "all"):
+        from engine.bench_scheduler import bench_step
+
+        report("scheduler, block and prefix work of a step at 256 running sequences")
+        results["scheduler"] = bench_step(num_seqs=256)
+    if what in ("decode", "all"):
+        from probe.bench.decode import bench_decode, bench_http
+
+        results["decode"] = bench_decode(model, report=report)
+        if against:
+            results["http"] = bench_http(model, against, report=report)
+    if what in ("memory", "all"):
+        from probe.bench.memory import bench_memory
+
+        results["memory"] = bench_memory(report=report)
+    return results
