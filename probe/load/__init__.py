@@ -1,0 +1,1 @@
+"""Load: real traces fitted to a model, and the client that sends them to a target."""
