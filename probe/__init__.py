@@ -1,0 +1,1 @@
+"""What watches and what provokes: targets, collectors, store, alerts, load, replays, command line."""

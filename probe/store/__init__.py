@@ -1,0 +1,38 @@
+"""The memory of the watch: targets, samples, events, alerts, replays (SQLite by default, PostgreSQL by URL).
+
+`Store.open(data_dir)` migrates the schema and starts the one writer thread of this process.
+"""
+
+from probe.store.database import default_data_dir
+from probe.store.records import (
+    Alert,
+    AlertUpdate,
+    Event,
+    JournalEntry,
+    Lease,
+    LeaseLostError,
+    Reading,
+    Replay,
+    Sample,
+    StoreError,
+    Target,
+)
+from probe.store.retention import apply_retention
+from probe.store.store import Store
+
+__all__ = [
+    "Alert",
+    "AlertUpdate",
+    "Event",
+    "JournalEntry",
+    "Lease",
+    "LeaseLostError",
+    "Reading",
+    "Replay",
+    "Sample",
+    "Store",
+    "StoreError",
+    "Target",
+    "apply_retention",
+    "default_data_dir",
+]

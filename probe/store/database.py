@@ -1,0 +1,183 @@
+"""Opening the database: URL, connection settings, migrations, and errors in one sentence.
+
+This is the only module that knows which database it talks to. SQLite runs in WAL mode so that pages read
+while the writer writes; write transactions start with BEGIN IMMEDIATE, because a deferred one that turns
+into a writer fails at once with SQLITE_BUSY_SNAPSHOT instead of waiting for `busy_timeout`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import alembic.command
+import platformdirs
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, exc, make_url, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.orm import Session
+
+from probe.store.records import StoreError
+
+FILE_NAME = "kvoncall.db"
+BUSY_TIMEOUT_MS = 5_000
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_MIGRATION_LOCK = 0x6B766F6E  # any constant: serializes migrations of one PostgreSQL database
+
+
+def default_data_dir() -> Path:
+    """`KVONCALL_DATA`, or the user's data directory of this platform."""
+    configured = os.environ.get("KVONCALL_DATA")
+    return Path(configured) if configured else Path(platformdirs.user_data_dir("kvoncall", appauthor=False))
+
+
+class Database:
+    """An engine for readers and one for writers over the same pool, with every error as `StoreError`."""
+
+    def __init__(self, location: Path | str, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
+        url = _url_of(location)
+        self.where = (url.database or ":memory:") if url.drivername.startswith("sqlite") else url.render_as_string()
+        with self.errors():
+            self.readers = _create_engine(url, busy_timeout_ms)
+        self.writers = self.readers.execution_options(kvoncall_writes=True)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session for reading; it sees the state committed when its first query ran."""
+        with self.errors(), Session(self.readers) as session:
+            yield session
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn what the driver raises inside the block into a `StoreError`."""
+        try:
+            yield
+        except (exc.SQLAlchemyError, sqlite3.Error, OSError, ImportError) as error:
+            raise StoreError(self.sentence(error)) from error
+
+    def sentence(self, error: BaseException) -> str:
+        """One sentence for the user: what is wrong with the database and what to do."""
+        if isinstance(error, ImportError):
+            return f"The driver for {self.where} is not installed ({error}): pip install 'kvoncall[postgres]'."
+        cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
+        code = getattr(cause, "sqlite_errorname", "") or ""
+        for prefix, words in _SQLITE_SENTENCES.items():
+            if code.startswith(prefix):
+                return words.format(where=self.where)
+        if isinstance(cause, PermissionError):
+            return _SQLITE_SENTENCES["SQLITE_READONLY"].format(where=self.where)
+        return f"The database {self.where} refused: {' '.join(str(cause).split())}."
+
+    def migrate(self) -> None:
+        """Bring the schema to the newest revision; safe when several processes open an empty database."""
+        with self.errors(), self.writers.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+            script = ScriptDirectory(str(_MIGRATIONS))
+            found = MigrationContext.configure(connection).get_current_revision()
+            if found == script.get_current_head():
+                return
+            if found is not None and found not in {s.revision for s in script.walk_revisions()}:
+                raise StoreError(
+                    f"The database {self.where} was written by a newer kvoncall (schema {found}): "
+                    "upgrade kvoncall or choose another --data-dir."
+                )
+            config = Config()
+            config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+            config.attributes["connection"] = connection
+            alembic.command.upgrade(config, "head")
+
+    def dispose(self) -> None:
+        """Close every connection."""
+        self.readers.dispose()
+
+
+def upsert(
+    connection: Connection,
+    table: Table,
+    rows: Sequence[dict[str, Any]],
+    *,
+    key: Sequence[str],
+    keep: bool = False,
+) -> None:
+    """Insert rows (all with the same columns, no `key` twice).
+
+    Where `key` exists already, overwrite the other columns, or leave the row alone with `keep`.
+    """
+    if not rows:
+        return
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = insert(table)
+    if keep:
+        connection.execute(statement.on_conflict_do_nothing(index_elements=list(key)), rows)
+        return
+    columns = {name: statement.excluded[name] for name in rows[0] if name not in key}
+    connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=columns), rows)
+
+
+_SQLITE_SENTENCES = {
+    "SQLITE_BUSY": "The database {where} is locked by another process: close what holds it, then try again.",
+    "SQLITE_LOCKED": "The database {where} is locked by another process: close what holds it, then try again.",
+    "SQLITE_READONLY": "The database {where} is read-only: give this user write access to it and its directory, "
+    "or choose another --data-dir.",
+    "SQLITE_CANTOPEN": "The database {where} cannot be opened: check that its directory exists and is writable, "
+    "or choose another --data-dir.",
+    "SQLITE_NOTADB": "The file {where} is not a kvoncall database: move it away or choose another --data-dir.",
+    "SQLITE_CORRUPT": "The database {where} is damaged: restore a copy, or move it away to start afresh.",
+    "SQLITE_FULL": "The disk that holds the database {where} is full: free space, then try again.",
+    "SQLITE_IOERR": "The disk that holds the database {where} fails to read or write: check it, then try again.",
+}
+
+
+def _url_of(location: Path | str) -> URL:
+    if isinstance(location, str) and "://" in location:
+        try:
+            url = make_url(location)
+            url.get_dialect()
+        except (exc.ArgumentError, exc.NoSuchModuleError) as error:
+            raise StoreError("The database URL cannot be read: use sqlite:///FILE or postgresql://…") from error
+        except ImportError:
+            return make_url(location)  # the driver is missing; opening says so
+        if url.get_backend_name() not in ("sqlite", "postgresql"):
+            raise StoreError(f"The database {url.get_backend_name()} is not supported: use sqlite or postgresql.")
+        return url
+    directory = Path(location)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise StoreError(f"The data directory {directory} is a file: choose another --data-dir.") from error
+    except OSError as error:
+        raise StoreError(
+            f"The data directory {directory} cannot be created ({error.strerror}): choose another --data-dir."
+        ) from error
+    return URL.create("sqlite", database=str(directory / FILE_NAME))
+
+
+def _create_engine(url: URL, busy_timeout_ms: int) -> Engine:
+    engine = create_engine(url, pool_size=8, max_overflow=32)
+    if engine.dialect.name != "sqlite":
+        return engine
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _record: object) -> None:
+        connection.isolation_level = None  # BEGIN is ours, below
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={busy_timeout_ms}")
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get("kvoncall_writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine

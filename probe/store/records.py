@@ -1,0 +1,169 @@
+"""What the store hands out: frozen records, free of the database session that read them.
+
+Times are Unix seconds (float). `labels`, `facts`, `data`, `options` and `result` hold JSON values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+TargetKind = Literal["embedded", "drill", "external"]
+AlertState = Literal["pending", "firing", "resolved"]
+ReplayStatus = Literal["running", "waiting_apply", "done", "failed", "interrupted"]
+
+
+class StoreError(Exception):
+    """The store cannot do what was asked; the message is one sentence for the user."""
+
+
+class LeaseLostError(StoreError):
+    """Another process leads by now; what this one wanted to write was not written."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server of an LLM. `url` is the base URL; `time_scale` shortens rule windows for drills."""
+
+    id: int
+    name: str
+    url: str
+    kind: str
+    engine: str
+    flags: list[str]
+    facts: dict[str, Any]
+    scrape_interval_s: float
+    time_scale: float
+    active: bool
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value of one series; `ts` is the time of the scrape that read it."""
+
+    target: str
+    metric: str
+    labels: Mapping[str, str]
+    ts: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened once, to a target or (`target` None) to the watch itself."""
+
+    id: int
+    target: str | None
+    ts: float
+    kind: str
+    severity: str
+    message: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One incident of one rule on one target, from pending to resolved.
+
+    `value` is the newest value that breached the threshold, `numerator / denominator` where both are set;
+    `store.alerts.transitions(id)` has the value at each change of state and `store.alerts.readings()` the
+    present one. `coverage` says what it rests on (engines, span of data, resets, age). `progress_s` is how long
+    the condition was seen to hold (pending) or to be clear (firing); time without data does not count.
+    """
+
+    id: int
+    rule: str
+    target: str
+    state: str
+    severity: str
+    value: float | None
+    threshold: float
+    numerator: float | None
+    denominator: float | None
+    window_s: float
+    hold_s: float
+    summary: str
+    coverage: str
+    runbook: str
+    replay_id: str | None
+    progress_s: float
+    pending_at: float
+    firing_at: float | None
+    resolved_at: float | None
+    updated_at: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The newest evaluation of one rule on one target, alerting or not.
+
+    `verdict`: "breach", "ok", "no_data", "below_floor" (too little traffic to alert on) or "inhibited" (another
+    alert explains it). `state` is the alert state after it ("inactive" when there is no active alert).
+    """
+
+    rule: str
+    target: str
+    verdict: str
+    state: str
+    value: float | None
+    threshold: float
+    numerator: float | None
+    denominator: float | None
+    window_s: float
+    summary: str
+    coverage: str
+    updated_at: float
+
+
+@dataclass(frozen=True)
+class AlertUpdate:
+    """What one evaluation changes: the reading, and the alert it moves.
+
+    `transitions` are (from, to) pairs that happened now. `reading.state` "inactive" removes a pending alert.
+    """
+
+    reading: Reading
+    severity: str
+    hold_s: float
+    runbook: str
+    progress_s: float
+    transitions: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One run of an incident scenario; its journal is read with `store.replays.journal(id)`."""
+
+    id: str
+    scenario: str
+    target: str
+    status: str
+    step: str | None
+    options: dict[str, Any]
+    result: dict[str, Any] | None
+    started_at: float
+    ended_at: float | None
+    owner_pid: int
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """One line of a replay's journal; `seq` counts from 1 without gaps."""
+
+    seq: int
+    ts: float
+    step: str
+    message: str
+    data: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Who may collect into this store, until when. `token` grows with every change of hands."""
+
+    name: str
+    owner: str
+    token: int
+    expires_at: float

@@ -1,0 +1,16 @@
+"""Retention: raw samples and events are kept for as long as the settings say; alerts and replays stay."""
+
+from __future__ import annotations
+
+import time
+
+from probe.store.store import Store
+
+DAY_S = 86_400.0
+
+
+def apply_retention(store: Store, now: float | None = None) -> int:
+    """Delete what is older than the settings allow; returns the number of samples deleted."""
+    now = time.time() if now is None else now
+    store.events.prune(now - float(store.settings.get("event_retention_days")) * DAY_S)
+    return store.samples.prune(now - float(store.settings.get("retention_days")) * DAY_S)
