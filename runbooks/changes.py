@@ -1,0 +1,167 @@
+"""A recommended flag change, a refused one, and the gate every change must pass.
+
+The gate refuses what does not exist for the target, what changes nothing, and what points the wrong way for the
+runbook at hand; each refusal says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from runbooks.facts import TargetFacts
+from runbooks.flags import needs_version_check, why_absent
+
+
+@dataclass(frozen=True)
+class FlagChange:
+    """One flag, from its value in force to a computed one. `to` None means: remove the flag (back to its default).
+
+    `why` holds the arithmetic; `verify` is a query in PromQL over the engine's own metric names.
+    """
+
+    flag: str
+    from_: Any
+    to: Any
+    why: str
+    expected: str
+    cost: str
+    verify: str
+    restart: bool = True
+
+    @property
+    def rollback(self) -> str:
+        """How to undo it."""
+        if self.from_ is None:
+            return f"restart without {self.flag}"
+        return f"restart with {self.flag} {self.from_}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the key `from`."""
+        return {
+            "flag": self.flag,
+            "from": self.from_,
+            "to": self.to,
+            "why": self.why,
+            "expected": self.expected,
+            "cost": self.cost,
+            "restart": self.restart,
+            "verify": self.verify,
+            "rollback": self.rollback,
+        }
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A change that was considered and is not recommended."""
+
+    flag: str
+    to: Any
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"flag": self.flag, "to": self.to, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to change, what not and why, and which facts were missing to say more."""
+
+    runbook: str
+    changes: tuple[FlagChange, ...]
+    refused: tuple[Refusal, ...]
+    missing: tuple[str, ...]
+    summary: str
+
+    def flag_values(self) -> dict[str, Any]:
+        """`{"--flag": new value or None}`, as `engine.config.apply_changes` takes it."""
+        return {change.flag: change.to for change in self.changes}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "runbook": self.runbook,
+            "summary": self.summary,
+            "changes": [c.to_dict() for c in self.changes],
+            "refused": [r.to_dict() for r in self.refused],
+            "missing": list(self.missing),
+        }
+
+
+# (runbook, flag) -> (direction that is wrong: -1 lower, +1 higher; why it is wrong)
+WRONG_WAY: dict[tuple[str, str], tuple[int, str]] = {
+    ("eviction-storm", "--gpu-memory-utilization"): (
+        -1,
+        "wrong direction: it makes the KV pool smaller, and preemption comes from a pool that is too small",
+    ),
+    ("eviction-storm", "--kv-cache-memory-bytes"): (-1, "wrong direction: a smaller pool preempts more"),
+    ("eviction-storm", "--num-gpu-blocks-override"): (-1, "wrong direction: fewer blocks preempt more"),
+    ("eviction-storm", "--max-num-seqs"): (
+        1,
+        "wrong direction: more sequences at once compete for the same blocks and preempt each other more",
+    ),
+    ("eviction-storm", "--watermark"): (-1, "wrong direction: fewer blocks kept free at admission preempt more"),
+    ("kv-saturated", "--gpu-memory-utilization"): (-1, "wrong direction: it makes the full pool smaller"),
+    ("kv-saturated", "--max-num-seqs"): (1, "will not help: the pool is full, more sequences cannot be admitted"),
+    ("oom", "--gpu-memory-utilization"): (1, "wrong direction: it leaves less memory outside the budget"),
+    ("oom", "--kv-cache-memory-bytes"): (1, "wrong direction: a larger pool leaves less memory for activations"),
+    ("oom", "--num-gpu-blocks-override"): (1, "wrong direction: a larger pool leaves less memory for activations"),
+    ("oom", "--max-num-batched-tokens"): (1, "wrong direction: the activation peak grows with the tokens of a step"),
+    ("oom", "--max-num-seqs"): (1, "wrong direction: more sequences at once need more memory"),
+    ("oom", "--tensor-parallel-size"): (-1, "wrong direction: fewer GPUs hold larger shares of the weights each"),
+}
+
+
+def refusal_reason(runbook: str, facts: TargetFacts, flag: str, to: Any) -> str | None:
+    """Why this change must not be recommended for this target (None: it may).
+
+    Also the check of an operator's own idea: "would lowering --gpu-memory-utilization help?".
+    """
+    absent = why_absent(facts.engine, facts.version, flag)
+    if absent is not None:
+        return absent
+    now = facts.flags.get(flag)
+    if flag in facts.flags and now == to:
+        return f"no change: {flag} is {'unset' if now is None else now} already"
+    wrong = WRONG_WAY.get((runbook, flag))
+    if wrong is not None and isinstance(now, int | float) and isinstance(to, int | float):
+        direction, reason = wrong
+        if (to > now) == (direction > 0):
+            return reason
+    return None
+
+
+@dataclass
+class Draft:
+    """Collects changes through the gate while a runbook's arithmetic runs."""
+
+    runbook: str
+    facts: TargetFacts
+    changes: list[FlagChange] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def propose(self, flag: str, to: Any, *, why: str, expected: str, cost: str, verify: str) -> bool:
+        """Adds the change unless the gate refuses it; tells whether it was added."""
+        reason = refusal_reason(self.runbook, self.facts, flag, to)
+        if reason is not None:
+            self.refuse(flag, to, reason)
+            return False
+        caution = needs_version_check(self.facts.engine, self.facts.version, flag)
+        cost = f"{cost}; {caution}" if caution else cost
+        self.changes.append(FlagChange(flag, self.facts.flags.get(flag), to, why, expected, cost, verify))
+        return True
+
+    def refuse(self, flag: str, to: Any, reason: str) -> None:
+        """Notes a change that is not recommended."""
+        self.refused.append(Refusal(flag, to, reason))
+
+    def lacks(self, what: str) -> None:
+        """Notes a fact that would have allowed more advice."""
+        if what not in self.missing:
+            self.missing.append(what)
+
+    def done(self, summary: str) -> Recommendation:
+        """The finished recommendation."""
+        return Recommendation(self.runbook, tuple(self.changes), tuple(self.refused), tuple(self.missing), summary)

@@ -1,0 +1,214 @@
+"""What is known of a target when advice is computed. Anything may be unknown (None); advice then says what is missing.
+
+`from_facts` reads the embedded engine's `/debug/engine`, or the labels of vLLM's `vllm:cache_config_info`.
+Sizes in bytes, lengths in tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.config import ConfigError, EngineConfig, ModelDims, flag_of, parse_bytes
+from engine.memory import NULL_BLOCKS, kv_bytes_per_token
+
+
+@dataclass(frozen=True)
+class TrafficFacts:
+    """What the target was asked for, measured over the incident. Peaks are maxima, means are per request."""
+
+    peak_running: int | None = None
+    peak_waiting: int | None = None
+    prompt_tokens_mean: float | None = None
+    output_tokens_mean: float | None = None
+    tokens_per_request_peak: int | None = None
+
+    @property
+    def peak_demand(self) -> int | None:
+        """Most requests that wanted to run at the same time."""
+        if self.peak_running is None:
+            return None
+        return self.peak_running + (self.peak_waiting or 0)
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """One target: engine "kvoncall" (the embedded one) or "vllm", its flags in force and its measured memory.
+
+    `flags` maps "--flag" to the value in force; a flag that is absent there is unknown, one that is None is unset.
+    `activation_peak_bytes` belongs to `max_num_batched_tokens`. `oom_allocation_bytes` is the size of the allocation
+    that failed, where an out-of-memory exit told it.
+    """
+
+    engine: str
+    version: str | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    dims: ModelDims | None = None
+    device_memory_bytes: int | None = None
+    weights_bytes: int | None = None
+    activation_peak_bytes: int | None = None
+    kv_bytes_per_token: int | None = None
+    block_size: int | None = None
+    num_gpu_blocks: int | None = None
+    kv_cache_size_tokens: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    oom_allocation_bytes: int | None = None
+    traffic: TrafficFacts = TrafficFacts()
+
+    @property
+    def utilization(self) -> float | None:
+        """`--gpu-memory-utilization` in force."""
+        value = self.flags.get("--gpu-memory-utilization")
+        return None if value is None else float(value)
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """Size of the pool that exists now, the null block included."""
+        if self.num_gpu_blocks is None or self.kv_bytes_per_token is None or self.block_size is None:
+            return None
+        return self.num_gpu_blocks * self.block_size * self.kv_bytes_per_token
+
+    @property
+    def request_tokens(self) -> tuple[int | None, str]:
+        """Tokens one request needs at its end, and where that figure comes from."""
+        if self.traffic.tokens_per_request_peak is not None:
+            return self.traffic.tokens_per_request_peak, "the longest request seen"
+        return self.max_model_len, "--max-model-len, as no request lengths were measured"
+
+
+def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
+    """Reads a dict of facts: `/debug/engine` (has "plan"), or cache_config_info labels; unknown keys are ignored.
+
+    Keys that override what is read: every field name of `TargetFacts`; "traffic" is a dict of `TrafficFacts`.
+    """
+    read = _from_debug_engine(facts) if _plan_of(facts) else _from_cache_config_info(facts)
+    for name in (f.name for f in dataclasses.fields(TargetFacts)):
+        if name in facts and name not in ("flags", "dims", "traffic") and facts[name] is not None:
+            read.setdefault(name, facts[name])
+    traffic = facts.get("traffic")
+    if isinstance(traffic, Mapping):
+        known = {f.name for f in dataclasses.fields(TrafficFacts)}
+        read["traffic"] = TrafficFacts(**{k: v for k, v in traffic.items() if k in known})
+    return TargetFacts(**read)
+
+
+def _plan_of(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for key in ("plan", "memory_plan", "memory"):
+        if isinstance(facts.get(key), Mapping):
+            plan: Mapping[str, Any] = facts[key]
+            return plan
+    return None
+
+
+def _from_debug_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
+    plan = _plan_of(facts) or {}
+    flags = _flags_of(facts)
+    dims_data = facts.get("dims")
+    dims = ModelDims(**dims_data) if isinstance(dims_data, Mapping) else None
+    read: dict[str, Any] = {
+        "engine": str(facts.get("engine", "kvoncall")),
+        "version": facts.get("version"),
+        "flags": flags,
+        "dims": dims,
+        "max_num_seqs": flags.get("--max-num-seqs"),
+        "max_num_batched_tokens": flags.get("--max-num-batched-tokens"),
+    }
+    for key in (
+        "device_memory_bytes",
+        "weights_bytes",
+        "activation_peak_bytes",
+        "kv_bytes_per_token",
+        "block_size",
+        "num_gpu_blocks",
+        "kv_cache_size_tokens",
+        "max_model_len",
+    ):
+        read[key] = plan.get(key)
+    return read
+
+
+def _flags_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Flag values as a dict, or parsed from a command line of the embedded engine."""
+    for key in ("flags", "config"):
+        value = facts.get(key)
+        if isinstance(value, Mapping):
+            return {k if k.startswith("--") else flag_of(k): v for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            try:
+                return EngineConfig.from_args([str(v) for v in value]).flag_values()
+            except ConfigError:
+                return {}
+    return {}
+
+
+def _number(value: Any) -> float | None:
+    """vLLM writes label values as text, "None" for unset."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _from_cache_config_info(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The labels of `vllm:cache_config_info`, at top level or under "cache_config_info"."""
+    nested = facts.get("cache_config_info")
+    labels: Mapping[str, Any] = nested if isinstance(nested, Mapping) else facts
+    block_size, blocks = _whole(labels.get("block_size")), _whole(labels.get("num_gpu_blocks"))
+    tokens = _whole(labels.get("kv_cache_size_tokens"))
+    if tokens is None and block_size is not None and blocks is not None:
+        tokens = (blocks - NULL_BLOCKS) * block_size
+    flags: dict[str, Any] = {}
+    if (utilization := _number(labels.get("gpu_memory_utilization"))) is not None:
+        flags["--gpu-memory-utilization"] = utilization
+    override = _whole(labels.get("num_gpu_blocks_override"))
+    if "num_gpu_blocks_override" in labels:
+        flags["--num-gpu-blocks-override"] = override
+    # vLLM reports its default size in kv_cache_memory_bytes when blocks are overridden: only trust it otherwise.
+    if "kv_cache_memory_bytes" in labels and override is None:
+        flags["--kv-cache-memory-bytes"] = _whole(labels.get("kv_cache_memory_bytes"))
+    if labels.get("cache_dtype") is not None:
+        flags["--kv-cache-dtype"] = labels["cache_dtype"]
+    flags.update(_flags_of({"flags": facts.get("flags")}))
+    dims_data = facts.get("dims")
+    dims = ModelDims(**dims_data) if isinstance(dims_data, Mapping) else None
+    return {
+        "engine": str(facts.get("engine", "vllm")),
+        "version": facts.get("version"),
+        "flags": flags,
+        "dims": dims,
+        "block_size": block_size,
+        "num_gpu_blocks": blocks,
+        "kv_cache_size_tokens": tokens,
+        "kv_bytes_per_token": _bytes_per_token(dims, flags.get("--kv-cache-dtype")),
+        "max_num_seqs": _whole(flags.get("--max-num-seqs")),
+        "max_num_batched_tokens": _whole(flags.get("--max-num-batched-tokens")),
+        "max_model_len": _whole(flags.get("--max-model-len")),
+    }
+
+
+def _bytes_per_token(dims: ModelDims | None, kv_dtype: Any) -> int | None:
+    if dims is None or kv_dtype is None:
+        return None
+    try:
+        return kv_bytes_per_token(dims, str(kv_dtype))
+    except (ValueError, KeyError):
+        return None  # a storage format this build does not know: then bytes are unknown, not guessed
+
+
+def bytes_of(value: Any) -> int | None:
+    """A size flag's value as bytes, or None when unset or unreadable."""
+    if value is None:
+        return None
+    try:
+        return parse_bytes(value if isinstance(value, int) else str(value))
+    except ConfigError:
+        return None

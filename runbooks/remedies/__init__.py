@@ -1,0 +1,1 @@
+"""The arithmetic behind each runbook: `advise(facts)` computes its flag changes from the target's own numbers."""

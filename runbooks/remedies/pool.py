@@ -1,0 +1,202 @@
+"""Levers more than one runbook pulls: a larger KV pool, and as many sequences as the pool holds."""
+
+from __future__ import annotations
+
+import math
+
+from runbooks.changes import Draft
+from runbooks.facts import TargetFacts, bytes_of
+from runbooks.flags import default_of
+
+NO_PREEMPTIONS = "increase(vllm:num_preemptions_total[5m]) == 0"
+UTILIZATION = "--gpu-memory-utilization"
+EXPLICIT_POOL = "--kv-cache-memory-bytes"
+BLOCKS_OVERRIDE = "--num-gpu-blocks-override"
+
+
+def size(count: float) -> str:
+    """Bytes as GiB or MiB with the precision an operator reads."""
+    if abs(count) >= 1024**3:
+        return f"{count / 1024**3:.2f} GiB"
+    return f"{count / 1024**2:.1f} MiB"
+
+
+def requests_held(pool_tokens: int, tokens_per_request: int, block_size: int | None) -> int:
+    """Requests of that length the pool holds at once; each takes whole blocks."""
+    if block_size is None:
+        return pool_tokens // tokens_per_request
+    return (pool_tokens // block_size) // -(-tokens_per_request // block_size)
+
+
+def wanted_tokens(facts: TargetFacts) -> int | None:
+    """Pool tokens that would hold every request that wanted to run (at most --max-num-seqs) at its full length."""
+    need, _ = facts.request_tokens
+    wishes = [n for n in (facts.max_num_seqs, facts.traffic.peak_demand) if n is not None]
+    if need is None or not wishes:
+        return None
+    block = facts.block_size or 1
+    return min(wishes) * -(-need // block) * block
+
+
+def more_pool(draft: Draft) -> int | None:
+    """Proposes the larger pool that fits the device; returns the pool's tokens afterwards (None: unknown)."""
+    facts = draft.facts
+    if facts.flags.get(EXPLICIT_POOL) is not None:
+        return _larger_explicit_pool(draft)
+    if facts.flags.get(BLOCKS_OVERRIDE) is not None:
+        return _without_override(draft)
+    return _higher_utilization(draft)
+
+
+def _higher_utilization(draft: Draft) -> int | None:
+    facts = draft.facts
+    pool, now = facts.kv_cache_size_tokens, facts.utilization
+    cap = default_of(facts.engine, facts.version, UTILIZATION)
+    device, per_token, wanted = facts.device_memory_bytes, facts.kv_bytes_per_token, wanted_tokens(facts)
+    if now is None or cap is None:
+        draft.lacks("the --gpu-memory-utilization in force")
+        return pool
+    if now >= cap:
+        draft.refuse(UTILIZATION, None, _at_cap(now, cap, device))
+        return pool
+    if pool is None or device is None or per_token is None:
+        draft.lacks(
+            f"device memory and KV bytes per token: {UTILIZATION} {now:g} is below the default {cap:g}, but "
+            "how many tokens a higher value adds cannot be computed"
+        )
+        return pool
+    reach = cap if wanted is None else now + (wanted - pool) * per_token / device
+    if reach <= now:
+        draft.refuse(
+            UTILIZATION,
+            None,
+            f"will not help: the pool of {pool} tokens holds the {wanted} tokens that the requests want at once",
+        )
+        return pool
+    to = min(cap, math.ceil(reach * 100 - 1e-9) / 100)
+    added = int(device * (to - now) / per_token)
+    added -= added % (facts.block_size or 1)
+    after = pool + added
+    goal = "" if wanted is None else f" The requests want {wanted} tokens at once."
+    limit = f" {cap:g} is the limit: the rest of the device is for what no profile sees." if to == cap else ""
+    added_up = draft.propose(
+        UTILIZATION,
+        to,
+        why=f"the pool holds {pool} tokens at {now:g}.{goal} {to:g} adds {size(device)} x ({to:g} - {now:g}) = "
+        f"{size(device * (to - now))} = {added} tokens at {per_token} bytes each: {after} tokens.{limit}",
+        expected=f"pool {pool} -> {after} tokens",
+        cost=f"{size(device * (1 - to))} of the device stay outside the budget, {size(device * (1 - now))} before",
+        verify="max(vllm:kv_cache_usage_perc) < 0.95",
+    )
+    return after if added_up else pool
+
+
+def _at_cap(now: float, cap: float, device: int | None) -> str:
+    outside = "" if device is None else f" ({size(device * (1 - now))} outside the budget)"
+    return f"{now:g} is at or above the default {cap:g} already{outside}; more risks running out of memory"
+
+
+def _larger_explicit_pool(draft: Draft) -> int | None:
+    """--kv-cache-memory-bytes is set, so --gpu-memory-utilization has no effect: the flag itself is the lever."""
+    facts = draft.facts
+    now, pool, per_token = bytes_of(facts.flags[EXPLICIT_POOL]), facts.kv_cache_size_tokens, facts.kv_bytes_per_token
+    draft.refuse(UTILIZATION, None, f"will not help: {EXPLICIT_POOL} is set, which replaces the sizing by utilization")
+    limit, wanted = pool_that_fits(facts), wanted_tokens(facts)
+    if now is None or pool is None or per_token is None or limit is None:
+        draft.lacks("device memory, weights, activation peak and KV bytes per token")
+        return pool
+    block = (facts.block_size or 1) * per_token
+    to = limit if wanted is None else min(limit, wanted * per_token + block)
+    to -= to % block
+    if to <= now:
+        draft.refuse(EXPLICIT_POOL, to, f"will not help: {size(limit)} fit the device and the pool has {size(now)}")
+        return pool
+    after = pool + (to - now) // per_token
+    draft.propose(
+        EXPLICIT_POOL,
+        to,
+        why=f"device {size(facts.device_memory_bytes or 0)} x default utilization - weights - activation peak leaves "
+        f"{size(limit)} for the pool; the requests want {wanted if wanted is not None else 'more'} tokens and it has "
+        f"{pool}. {size(to)} hold {after}.",
+        expected=f"pool {pool} -> {after} tokens",
+        cost="an explicit size is not checked against the device; removing the flag lets the profile size the pool",
+        verify="max(vllm:kv_cache_usage_perc) < 0.95",
+    )
+    return after
+
+
+def _without_override(draft: Draft) -> int | None:
+    facts = draft.facts
+    pool, per_token, limit = facts.kv_cache_size_tokens, facts.kv_bytes_per_token, pool_that_fits(facts)
+    draft.refuse(
+        UTILIZATION, None, f"will not help: {BLOCKS_OVERRIDE} is set, which replaces the sizing by utilization"
+    )
+    if pool is None or per_token is None or limit is None or facts.block_size is None:
+        draft.lacks(f"device memory, weights and activation peak: the pool without {BLOCKS_OVERRIDE} is unknown")
+        return pool
+    after = (limit // (per_token * facts.block_size) - 1) * facts.block_size
+    if after <= pool:
+        draft.refuse(
+            BLOCKS_OVERRIDE, None, f"will not help: the profile would give {after} tokens, the pool has {pool}"
+        )
+        return pool
+    draft.propose(
+        BLOCKS_OVERRIDE,
+        None,
+        why=f"the override holds the pool at {pool} tokens; without it {size(limit)} fit, {after} tokens.",
+        expected=f"pool {pool} -> {after} tokens",
+        cost="start-up measures the activation peak again",
+        verify="max(vllm:kv_cache_usage_perc) < 0.95",
+    )
+    return after
+
+
+def pool_that_fits(facts: TargetFacts, *, activation_bytes: int | None = None) -> int | None:
+    """Device x utilization - weights - activation peak, in bytes; None when one of them is unknown.
+
+    The utilization is the one in force, or the engine's default where the pool is sized explicitly and it is unset.
+    """
+    activation = facts.activation_peak_bytes if activation_bytes is None else activation_bytes
+    utilization = facts.utilization
+    if utilization is None:
+        utilization = default_of(facts.engine, facts.version, UTILIZATION)
+    if facts.device_memory_bytes is None or facts.weights_bytes is None or activation is None or utilization is None:
+        return None
+    return int(facts.device_memory_bytes * utilization) - facts.weights_bytes - activation
+
+
+def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: bool) -> None:
+    """Proposes --max-num-seqs = what the pool holds at the requests' length, when that is less than now."""
+    flag, facts = "--max-num-seqs", draft.facts
+    need, source = facts.request_tokens
+    if pool_tokens is None or need is None:
+        draft.lacks("the pool's size in tokens" if pool_tokens is None else "the requests' length in tokens")
+        return
+    held = requests_held(pool_tokens, need, facts.block_size)
+    now = facts.max_num_seqs
+    pool = f"pool of {pool_tokens} tokens{' after the change' if after_change else ''}"
+    sum_ = f"floor({pool_tokens} / {need}) = {held} requests of {need} tokens ({source}, whole blocks)"
+    if held < 1:
+        draft.refuse(
+            flag, held, f"the {pool} does not hold one request of {need} tokens; lower --max-model-len instead"
+        )
+        return
+    ceiling = now if now is not None else facts.traffic.peak_running
+    if ceiling is None:
+        draft.lacks("--max-num-seqs in force, or how many requests ran at once")
+        return
+    if held >= ceiling:
+        draft.refuse(flag, held, f"not needed: the {pool} holds {sum_}, and at most {ceiling} run at once")
+        return
+    waiting = facts.traffic.peak_demand
+    queue = (
+        f"; at the peak {waiting - held} of {waiting} requests wait" if waiting is not None and waiting > held else ""
+    )
+    draft.propose(
+        flag,
+        held,
+        why=f"the {pool} holds {sum_}; {ceiling} at once would want {ceiling * need} tokens.",
+        expected="admitted requests keep their blocks to the end: no preemption, no recomputed work",
+        cost=f"requests beyond {held} queue, so time to first token grows by their wait{queue}",
+        verify=f"{NO_PREEMPTIONS} and vllm:num_requests_running <= {held}",
+    )
