@@ -1,0 +1,5 @@
+"""Alerts page."""
+
+from app.ui.alerts_page import render
+
+render()

@@ -1,0 +1,5 @@
+"""Engine page."""
+
+from app.ui.engine_page import render
+
+render()

@@ -1,0 +1,5 @@
+"""Incidents page."""
+
+from app.ui.incidents_page import render
+
+render()

@@ -1,0 +1,5 @@
+"""Overview page."""
+
+from app.ui.overview_page import render
+
+render()

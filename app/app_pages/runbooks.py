@@ -1,0 +1,5 @@
+"""Runbooks page."""
+
+from app.ui.runbooks_page import render
+
+render()

@@ -1,0 +1,17 @@
+"""Navigation only: which pages there are. Each page is one file in `app_pages`."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+st.set_page_config(page_title="kvoncall", page_icon="■", layout="wide")
+
+st.navigation(
+    [
+        st.Page("app_pages/overview.py", title="Overview", icon=":material/monitor_heart:", default=True),
+        st.Page("app_pages/engine.py", title="Engine", icon=":material/memory:"),
+        st.Page("app_pages/incidents.py", title="Incidents", icon=":material/science:"),
+        st.Page("app_pages/alerts.py", title="Alerts", icon=":material/notifications:"),
+        st.Page("app_pages/runbooks.py", title="Runbooks", icon=":material/menu_book:"),
+    ]
+).run()

@@ -1,0 +1,215 @@
+"""The one object behind all pages: store, monitor, embedded engine and running replays of this process.
+
+`streamlit run app` opens it in the lifespan of `st.App` and closes it when the server stops; it works with no
+browser open. Pages reach it with `get_runtime()`. This module is always imported as `app.runtime`, never as
+`runtime` (Streamlit puts the folder `app` on `sys.path`), so there is exactly one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.embedded import NAME, EmbeddedEngine
+from engine.config import ConfigError
+from probe.monitor import Monitor
+from probe.replay.runner import ReplayRunner
+from probe.replay.scenario import SCENARIOS
+from probe.store import Store, StoreError, default_data_dir
+
+log = logging.getLogger("kvoncall.app")
+
+
+class AppError(RuntimeError):
+    """Something the operator has to put right; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """What the environment asks for; see `from_env`."""
+
+    data: Path | str
+    engine_flags: tuple[str, ...] = ()
+    engine_enabled: bool = True
+    load_rps: float = 1.0
+
+    @property
+    def log_dir(self) -> Path:
+        """Where engine logs go: beside the store, or in the temporary folder when the store is a server."""
+        return (self.data if isinstance(self.data, Path) else Path(tempfile.gettempdir()) / "kvoncall") / "logs"
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> RuntimeOptions:
+        """Reads KVONCALL_DATA (folder or database URL), KVONCALL_ENGINE_FLAGS, KVONCALL_NO_ENGINE=1 and
+        KVONCALL_LOAD_RPS (0 = no traffic).
+
+        Raises `AppError` on a value that cannot be read.
+        """
+        data = environ.get("KVONCALL_DATA")
+        rps = environ.get("KVONCALL_LOAD_RPS", "1")
+        try:
+            load_rps = float(rps)
+            if not 0 <= load_rps <= 1000:
+                raise ValueError
+        except ValueError:
+            raise AppError(f"KVONCALL_LOAD_RPS is {rps!r}; give requests per second, 0 to 1000.") from None
+        try:
+            flags = tuple(shlex.split(environ.get("KVONCALL_ENGINE_FLAGS", "")))
+        except ValueError as error:
+            raise AppError(f"KVONCALL_ENGINE_FLAGS cannot be split into flags: {error}.") from None
+        return cls(
+            data=data if data and "://" in data else default_data_dir(),
+            engine_flags=flags,
+            engine_enabled=environ.get("KVONCALL_NO_ENGINE", "") not in {"1", "true", "yes"},
+            load_rps=load_rps,
+        )
+
+
+class Runtime:
+    """Everything this process runs besides pages. Built by `open`, ended by `close`; thread-safe.
+
+    A store that cannot be opened does not stop the app: `problem` then says why, `store` raises it, and every
+    page shows the sentence.
+    """
+
+    def __init__(self, options: RuntimeOptions) -> None:
+        self.options = options
+        self.started_at = time.time()
+        self.problem: str | None = None
+        self.monitor: Monitor | None = None
+        self.engine: EmbeddedEngine | None = None
+        self._store: Store | None = None
+        self._replays: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, options: RuntimeOptions) -> Runtime:
+        """Opens the store, notes replays a crash left behind, starts the monitor and the embedded engine."""
+        runtime = cls(options)
+        try:
+            store = Store.open(options.data)
+        except StoreError as error:
+            runtime.problem = str(error)
+            return runtime
+        runtime._store = store
+        for replay in store.replays.mark_interrupted():
+            store.targets.deactivate(replay.target)
+        runtime.monitor = Monitor(store)
+        runtime.monitor.start()
+        if options.engine_enabled:
+            runtime._start_engine(store)
+        elif store.targets.get(NAME) is not None:
+            store.targets.deactivate(NAME)
+        return runtime
+
+    @classmethod
+    def from_env(cls) -> Runtime:
+        """`open` with the environment's options; a bad variable becomes `problem`, never an exception."""
+        try:
+            options = RuntimeOptions.from_env()
+        except AppError as error:
+            runtime = cls(RuntimeOptions(default_data_dir(), engine_enabled=False))
+            runtime.problem = str(error)
+            return runtime
+        return cls.open(options)
+
+    def health(self) -> dict[str, object]:
+        """Facts for /healthz; raises `AppError` when the store is not open or nobody collects."""
+        self.store.targets.list()
+        monitor = self.monitor.status() if self.monitor is not None else None
+        if monitor is None:
+            raise AppError("The monitor is not running.")
+        return {
+            "leader": monitor.leader,
+            "last_tick": monitor.last_tick,
+            "engine": self.engine.snapshot().status.state if self.engine is not None else "disabled",
+        }
+
+    def _start_engine(self, store: Store) -> None:
+        try:
+            self.engine = EmbeddedEngine(
+                store, self.options.engine_flags, log_dir=self.options.log_dir, load_rps=self.options.load_rps
+            )
+            self.engine.start("the app started")
+        except ConfigError as error:
+            self.problem = f"The embedded engine was not started: {error} (KVONCALL_ENGINE_FLAGS)."
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a store to read."""
+        return self._store is not None
+
+    @property
+    def store(self) -> Store:
+        """The store; raises `AppError` when it could not be opened."""
+        if self._store is None:
+            raise AppError(self.problem or "The store is closed.")
+        return self._store
+
+    def start_replay(self, scenario_id: str) -> str:
+        """Starts an interactive replay in a thread and returns its id; one at a time.
+
+        The embedded engine's background traffic pauses meanwhile, so that the drill has the processor.
+        """
+        scenario = SCENARIOS.get(scenario_id)
+        if scenario is None:
+            raise AppError(f"There is no scenario {scenario_id!r}; known are {', '.join(SCENARIOS)}.")
+        with self._lock:
+            self._replays = [thread for thread in self._replays if thread.is_alive()]
+            if self._replays:
+                raise AppError("A replay is running already; wait for it to end or apply its change.")
+            runner = ReplayRunner(self.store, scenario, interactive=True, remedy=True)
+            name = f"replay-{scenario_id}"
+            thread = threading.Thread(target=self._run_replay, args=(runner,), name=name, daemon=True)
+            thread.start()
+            self._replays.append(thread)
+        return runner.replay_id
+
+    def _run_replay(self, runner: ReplayRunner) -> None:
+        if self.engine is not None:
+            self.engine.hold_load()
+        try:
+            runner.run()
+        except Exception:
+            log.exception("replay %s failed", runner.replay_id)  # the journal has the sentence for people
+        finally:
+            if self.engine is not None:
+                self.engine.release_load()
+
+    def replay_running(self) -> bool:
+        """Whether a replay of this process is under way (waiting for its change included)."""
+        with self._lock:
+            return any(thread.is_alive() for thread in self._replays)
+
+    def close(self) -> None:
+        """Stops load, engine and monitor and closes the store; drill engines end with this process."""
+        if self.engine is not None:
+            self.engine.close()
+        if self.monitor is not None:
+            self.monitor.stop()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+_runtime: Runtime | None = None
+
+
+def set_runtime(runtime: Runtime | None) -> None:
+    """Makes `runtime` this process's; the lifespan and tests call it."""
+    global _runtime
+    _runtime = runtime
+
+
+def get_runtime() -> Runtime:
+    """This process's runtime; raises `AppError` when the app was not started through `app`."""
+    if _runtime is None:
+        raise AppError("The runtime is not started; start the app with `streamlit run app`.")
+    return _runtime

@@ -1,0 +1,186 @@
+"""Alerts: what is active, what was, and for one alert how its state moved and what its value was made of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from app.runtime import get_runtime
+from app.ui import charts, signals, words
+from app.ui.guard import live, page
+from app.ui.links import link, param
+from probe.store import Alert, Store
+
+HISTORY = 200
+
+
+@page
+def render() -> None:
+    """The page."""
+    st.title("Alerts")
+    store = get_runtime().store
+    chosen = param("alert")
+    if chosen is not None:
+        alert = store.alerts.get(int(chosen)) if chosen.isdigit() else None
+        if alert is None:
+            st.warning(f"There is no alert `{chosen}`; choose one from the history below.")
+        else:
+            show_alert(alert.id)
+    st.subheader("Active")
+    show_active()
+    show_history(store.alerts.history(limit=HISTORY))
+
+
+@live(2.0)
+def show_active() -> None:
+    """Firing and pending alerts, and what the evaluator reads for the quiet rules."""
+    store = get_runtime().store
+    now = time.time()
+    alerts = sorted(store.alerts.active(), key=lambda a: (a.state != "firing", a.pending_at))
+    for alert in alerts:
+        show_card(alert, now)
+    if not alerts:
+        st.success("✔ No alert is firing or pending.")
+    readings = store.alerts.readings()
+    with st.expander(f"What every rule reads now ({len(readings)})"):
+        rows = [
+            {
+                "rule": r.rule,
+                "target": r.target,
+                "verdict": r.verdict.replace("_", " "),
+                "value": _number(r.value),
+                "threshold": _number(r.threshold),
+                "evaluated": words.ago(r.updated_at, now),
+                "rests on": r.coverage,
+            }
+            for r in readings
+        ]
+        st.dataframe(pd.DataFrame(rows), hide_index=True, height="content")
+
+
+def show_card(alert: Alert, now: float) -> None:
+    """One active alert."""
+    with st.container(border=True):
+        since = alert.firing_at if alert.state == "firing" and alert.firing_at else alert.pending_at
+        st.markdown(
+            f"{words.alert_mark(alert.state).badge} **{alert.rule}** on `{alert.target}` for "
+            f"{words.span(now - since)}, evaluated {words.ago(alert.updated_at, now)}"
+        )
+        st.markdown(f"{alert.summary}  \n{value_line(alert)}")
+        show_links(alert)
+
+
+def value_line(alert: Alert) -> str:
+    """Value against threshold, with what the value is made of and the window."""
+    parts = [f"value **{_number(alert.value)}** against threshold **{_number(alert.threshold)}**"]
+    if alert.numerator is not None and alert.denominator is not None:
+        parts.append(f"{words.count(alert.numerator)} / {words.count(alert.denominator)}")
+    if alert.window_s:
+        parts.append(f"window {words.span(alert.window_s)}")
+    if alert.hold_s:
+        parts.append(f"hold {words.span(alert.hold_s)}")
+    return ", ".join(parts)
+
+
+def show_links(alert: Alert) -> None:
+    """Where to go from an alert."""
+    with st.container(horizontal=True):
+        link(
+            "runbooks", f"Open runbook {alert.runbook}", ":material/menu_book:",
+            runbook=alert.runbook, alert=alert.id, replay=alert.replay_id,
+        )  # fmt: skip
+        if alert.replay_id:
+            link("incidents", "Open its replay", ":material/science:", replay=alert.replay_id)
+        link("alerts", "This alert", ":material/link:", alert=alert.id)
+
+
+@live(2.0)
+def show_alert(alert_id: int) -> None:
+    """One alert: state, value, timeline, line of its signal."""
+    store = get_runtime().store
+    alert = store.alerts.get(alert_id)
+    if alert is None:
+        return
+    mark = words.alert_mark(alert.state)
+    st.subheader(f"Alert {alert.id}: {alert.rule}")
+    st.markdown(f"{mark.badge} severity **{alert.severity}** on `{alert.target}`. {alert.summary}")
+    st.markdown(f"{value_line(alert)}  \nrests on: {alert.coverage or 'nothing recorded'}")
+    show_links(alert)
+    show_timeline(store, alert)
+    if alert.rule == signals.EVICTION_RULE:
+        show_signal(store, alert)
+    st.caption(f"Evaluated {words.ago(alert.updated_at)}; redrawn every 2 s.")
+
+
+def show_timeline(store: Store, alert: Alert) -> None:
+    """Every change of state with its time, how long the state lasted and the value at the change."""
+    transitions = store.alerts.transitions(alert.id)
+    ends = [t[0] for t in transitions[1:]] + [alert.resolved_at or time.time()]
+    rows = [
+        {
+            "time": words.clock(ts),
+            "from": words.alert_mark(before or "inactive").text,
+            "to": words.alert_mark(after).text,
+            "lasted": words.span(end - ts) if after != "resolved" else words.DASH,
+            "value": _number(value),
+        }
+        for (ts, before, after, value), end in zip(transitions, ends, strict=True)
+    ]
+    st.markdown("**States**")
+    st.table(pd.DataFrame(rows), hide_index=True, border="horizontal")
+
+
+def show_signal(store: Store, alert: Alert) -> None:
+    """The eviction rate around the alert, with its threshold."""
+    target = store.targets.get(alert.target)
+    if target is None:
+        return
+    margin = max(60.0 * target.time_scale, 4 * alert.window_s)
+    until = min(time.time(), (alert.resolved_at or time.time()) + margin)
+    reader = signals.Reader(store, target, alert.pending_at - margin, until)
+    line = signals.eviction_line(reader, alert.window_s)
+    charts.lines(
+        reader.at, {"eviction rate": line}, title="Eviction rate around the alert", y_format=".1%",
+        threshold=charts.Threshold(alert.threshold, f"alert above {alert.threshold:.0%}"),
+    )  # fmt: skip
+
+
+def show_history(alerts: Sequence[Alert]) -> None:
+    """All alerts, newest first."""
+    st.subheader("History")
+    if not alerts:
+        st.caption("No alert was ever raised in this store.")
+        return
+    rows = [
+        {
+            "alert": a.id,
+            "state": words.alert_mark(a.state).text,
+            "rule": a.rule,
+            "target": a.target,
+            "value": _number(a.value),
+            "threshold": _number(a.threshold),
+            "pending": words.clock(a.pending_at),
+            "firing": words.clock(a.firing_at),
+            "resolved": words.clock(a.resolved_at),
+        }
+        for a in alerts
+    ]
+    ids = [a.id for a in alerts]
+    st.caption("Select a row to open it.")
+    st.dataframe(
+        pd.DataFrame(rows), hide_index=True, height="content", key="history",
+        selection_mode="single-row", on_select=lambda: _open_selected(ids),
+    )  # fmt: skip
+
+
+def _open_selected(ids: Sequence[int]) -> None:
+    rows = st.session_state["history"]["selection"]["rows"]
+    if rows and rows[0] < len(ids):
+        st.query_params["alert"] = str(ids[rows[0]])
+
+
+def _number(value: float | None) -> str:
+    return words.DASH if value is None else f"{value:,.4g}"

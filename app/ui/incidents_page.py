@@ -1,0 +1,152 @@
+"""Incidents: drills that reproduce a real incident on an engine of their own, and what came of each run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from app.runtime import get_runtime
+from app.ui import replay_view, words
+from app.ui.guard import guarded, live, page
+from app.ui.links import link, param
+from probe.replay.scenario import SCENARIOS, Scenario
+from probe.store import Replay
+
+HISTORY = 50
+
+
+@page
+def render() -> None:
+    """The page."""
+    st.title("Incidents")
+    store = get_runtime().store
+    replays = store.replays.list(HISTORY)
+    chosen = param("replay")
+    if chosen is not None:
+        show_replay(chosen)
+    st.subheader("Scenarios")
+    st.caption(
+        "A run starts a drill engine of its own; the embedded engine keeps running, its background traffic pauses. "
+        "The drill stops before the remedy and waits until you apply it from the runbook."
+    )
+    for scenario in SCENARIOS.values():
+        show_scenario(scenario, replays)
+    show_history(replays)
+
+
+def show_scenario(scenario: Scenario, replays: Sequence[Replay]) -> None:
+    """One scenario with the case it stands for, its newest verdict and the button that runs it."""
+    with st.container(border=True):
+        st.markdown(f"#### {scenario.title}")
+        st.markdown(f"**Hypothesis:** {scenario.hypothesis}")
+        show_case(scenario.article_case)
+        newest = next((r for r in replays if r.scenario == scenario.id), None)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            busy = get_runtime().replay_running()
+            if st.button("Run", key=f"run-{scenario.id}", type="primary", icon=":material/play_arrow:", disabled=busy):
+                start(scenario.id)
+            link("runbooks", f"Runbook {scenario.runbook}", ":material/menu_book:", runbook=scenario.runbook)
+            if newest is None:
+                st.caption("Never run here.")
+            else:
+                status = words.replay_mark(newest.status).badge
+                verdict = words.verified_mark(replay_view.verdict(newest)).badge
+                st.markdown(f"Last run {words.ago(newest.started_at)}: {status} {verdict}")
+                link("incidents", "Open last run", ":material/history:", replay=newest.id)
+
+
+def show_case(case: Any) -> None:
+    """The published incident with its true figures."""
+    if isinstance(case, Mapping):
+        rows = [{"figure": str(key), "value": str(value)} for key, value in case.items()]
+        with st.expander("The published case this is scaled down from, with its figures computed anew"):
+            st.table(pd.DataFrame(rows), hide_index=True, border="horizontal")
+    elif case:
+        st.markdown(f"**Published case:** {case}")
+
+
+def start(scenario_id: str) -> None:
+    """Starts a replay and opens it."""
+    with guarded():
+        st.query_params["replay"] = get_runtime().start_replay(scenario_id)
+        st.rerun()
+
+
+def show_replay(replay_id: str) -> None:
+    """The chosen replay: live while it runs, a report afterwards."""
+    replay = get_runtime().store.replays.get(replay_id)
+    if replay is None:
+        st.warning(f"There is no replay `{replay_id}`; choose one from the history below.")
+        return
+    st.subheader(f"Replay {replay.id}")
+    if replay.status in replay_view.ENDED:
+        show_ended(replay)
+    else:
+        show_progress(replay.id, replay.status)
+    link("incidents", "Close this replay", ":material/close:")
+
+
+@live(1.0)
+def show_progress(replay_id: str, drawn_status: str) -> None:
+    """A replay under way; when it ends or waits for its change the whole page is drawn again."""
+    store = get_runtime().store
+    replay = store.replays.get(replay_id)
+    if replay is None:
+        return
+    if replay.status != drawn_status:
+        st.rerun(scope="app")
+    replay_view.show_head(replay)
+    if replay.status == "waiting_apply":
+        st.info("▲ The alert fired and the runbook has its answer. Open the runbook and apply the change.")
+    replay_view.show_alerts(replay_view.alerts_of(store, replay), replay.id)
+    journal = store.replays.journal(replay.id)
+    replay_view.show_journal(journal)
+    if journal:
+        st.caption(f"Newest entry {words.ago(journal[-1].ts)}; redrawn every second.")
+
+
+def show_ended(replay: Replay) -> None:
+    """Verdict, before/after, alerts and the whole journal."""
+    store = get_runtime().store
+    replay_view.show_head(replay)
+    result = replay.result or {}
+    if result.get("before") or result.get("after"):
+        st.markdown("**Before and after the change**")
+        st.table(replay_view.before_after(result), hide_index=True, border="horizontal")
+    replay_view.show_alerts(replay_view.alerts_of(store, replay), replay.id)
+    with st.expander("Journal", expanded=replay.status != "done"):
+        replay_view.show_journal(store.replays.journal(replay.id))
+
+
+def show_history(replays: Sequence[Replay]) -> None:
+    """All runs, those of other processes and interrupted ones included."""
+    st.subheader("History")
+    if not replays:
+        st.caption("No replay was run against this store yet.")
+        return
+    rows = [
+        {
+            "started": words.clock(r.started_at),
+            "scenario": r.scenario,
+            "status": words.replay_mark(r.status).text,
+            "came to step": r.step or words.DASH,
+            "verdict": words.verified_mark(replay_view.verdict(r)).text,
+            "took": words.span(r.ended_at - r.started_at) if r.ended_at else words.DASH,
+        }
+        for r in replays
+    ]
+    ids = [r.id for r in replays]
+    st.caption("Select a row to open it.")
+    st.dataframe(
+        pd.DataFrame(rows), hide_index=True, height="content", key="history",
+        selection_mode="single-row", on_select=lambda: _open_selected(ids),
+    )  # fmt: skip
+
+
+def _open_selected(ids: Sequence[str]) -> None:
+    rows = st.session_state["history"]["selection"]["rows"]
+    if rows and rows[0] < len(ids):
+        st.query_params["replay"] = ids[rows[0]]

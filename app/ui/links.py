@@ -1,0 +1,26 @@
+"""Links between pages carry their state in the URL, so that they work in another tab or a chat message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+PAGES = {
+    "overview": "app_pages/overview.py",
+    "engine": "app_pages/engine.py",
+    "incidents": "app_pages/incidents.py",
+    "alerts": "app_pages/alerts.py",
+    "runbooks": "app_pages/runbooks.py",
+}
+
+
+def link(page: str, label: str, icon: str | None = None, **query: Any) -> None:
+    """A link to another page; `query` values that are None are left out."""
+    params = {key: str(value) for key, value in query.items() if value is not None}
+    st.page_link(PAGES[page], label=label, icon=icon, query_params=params)
+
+
+def param(name: str) -> str | None:
+    """A query parameter of this page's URL; None when absent or empty."""
+    return st.query_params.get(name) or None

@@ -1,0 +1,218 @@
+"""Runbooks: the list, and one page with the changes computed for the target that an alert or a replay names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from app.embedded import NAME as EMBEDDED
+from app.runtime import Runtime, get_runtime
+from app.ui import changes as change_view
+from app.ui import replay_view, words
+from app.ui.guard import guarded, live, page
+from app.ui.links import link, param
+from probe.store import Alert, Replay, Store, Target
+from runbooks.load import Runbook, get_runbook, list_runbooks
+from runbooks.recommend import from_facts, recommend
+
+
+@dataclass(frozen=True)
+class Context:
+    """Whom the page advises: the target, and the alert or replay that led here."""
+
+    target: Target | None
+    alert: Alert | None
+    replay: Replay | None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What to change on the target; `changes` have the keys of `FlagChange.to_dict()`."""
+
+    changes: Sequence[Mapping[str, Any]]
+    refused: Sequence[Mapping[str, Any]]
+    summary: str
+
+
+@page
+def render() -> None:
+    """The page."""
+    chosen = param("runbook")
+    if chosen is None:
+        show_list()
+        return
+    runbook = get_runbook(chosen)
+    runtime = get_runtime()
+    st.title(runbook.title)
+    engines = engine_ranges(runbook)
+    st.caption(f"Runbook {runbook.id}, severity {runbook.severity}, for alert {runbook.alert}; engines: {engines}")
+    link("runbooks", "All runbooks", ":material/arrow_back:")
+    context = find_context(runtime.store)
+    if context.target is not None:
+        show_advice(runtime, runbook, context)
+    else:
+        st.info("Open this runbook from an alert or a replay to see the change computed for its target.")
+    st.markdown(runbook.markdown)
+
+
+def show_list() -> None:
+    """Every runbook with its meaning in a sentence."""
+    st.title("Runbooks")
+    for runbook in list_runbooks():
+        with st.container(border=True):
+            st.markdown(f"#### {runbook.title}")
+            st.caption(f"severity {runbook.severity}, alert {runbook.alert}, engines: {engine_ranges(runbook)}")
+            meaning = next((text for name, text in runbook.sections.items() if name.lower() == "meaning"), "")
+            if meaning:
+                st.markdown(meaning.strip().split("\n\n")[0])
+            link("runbooks", "Open", ":material/menu_book:", runbook=runbook.id)
+
+
+def engine_ranges(runbook: Runbook) -> str:
+    """`vllm >=0.30,<0.34, kvoncall *`."""
+    return ", ".join(f"{engine} {versions}" for engine, versions in runbook.engines.items())
+
+
+def find_context(store: Store) -> Context:
+    """What the query parameters alert, replay and target name; unknown ones are ignored."""
+    alert_id, replay_id, name = param("alert"), param("replay"), param("target")
+    alert = store.alerts.get(int(alert_id)) if alert_id is not None and alert_id.isdigit() else None
+    if replay_id is None and alert is not None:
+        replay_id = alert.replay_id
+    replay = store.replays.get(replay_id) if replay_id is not None else None
+    name = name or (alert.target if alert is not None else replay.target if replay is not None else None)
+    return Context(store.targets.get(name) if name is not None else None, alert, replay)
+
+
+def show_advice(runtime: Runtime, runbook: Runbook, context: Context) -> None:
+    """The box on top: for whom, what to change, the button, and the progress of the proof."""
+    assert context.target is not None
+    with st.container(border=True):
+        st.subheader(f"For {context.target.name}")
+        if context.alert is not None:
+            mark = words.alert_mark(context.alert.state).badge
+            st.markdown(f"{mark} alert **{context.alert.rule}**: {context.alert.summary}")
+            link("alerts", f"Alert {context.alert.id}", ":material/notifications:", alert=context.alert.id)
+        with guarded():
+            proposal = propose(runtime.store, runbook, context)
+            show_proposal(proposal, context.target)
+            show_apply(runtime, proposal, context)
+
+
+def propose(store: Store, runbook: Runbook, context: Context) -> Proposal:
+    """A replay's own recommendation, where it has got that far; else computed from the target's facts."""
+    if context.replay is not None:
+        for entry in reversed(store.replays.journal(context.replay.id)):
+            if entry.step == "recommend" and entry.data and entry.data.get("changes"):
+                data = entry.data
+                return Proposal(data["changes"], data.get("refused") or (), str(data.get("summary") or entry.message))
+    assert context.target is not None
+    answer = recommend(runbook.id, from_facts(context.target.facts))
+    data = answer.to_dict()
+    return Proposal(data["changes"], data["refused"], data["summary"])
+
+
+def show_proposal(proposal: Proposal, target: Target) -> None:
+    """The changes, the command line before and after, and what the runbook will not advise."""
+    st.markdown(proposal.summary)
+    change_view.show_changes(proposal.changes)
+    if proposal.changes and target.engine == "kvoncall":
+        change_view.show_command(target.flags, proposal.changes)
+    if proposal.refused:
+        with st.expander(f"Considered and not advised ({len(proposal.refused)})"):
+            for refusal in proposal.refused:
+                st.markdown(f"✖ `{refusal['flag']}`: {refusal['reason']}")
+
+
+def show_apply(runtime: Runtime, proposal: Proposal, context: Context) -> None:
+    """The way to apply the change to this kind of target."""
+    assert context.target is not None
+    replay = context.replay
+    if replay is not None:
+        show_replay_state(runtime, replay, proposal)
+    elif not proposal.changes:
+        return
+    elif context.target.name == EMBEDDED and runtime.engine is not None:
+        if st.button("Apply change", type="primary", icon=":material/build:"):
+            confirm_embedded(proposal)
+        link("engine", "Watch the engine", ":material/memory:")
+    else:
+        st.info(f"kvoncall does not control `{context.target.name}`: restart it with the flags above.")
+
+
+def show_replay_state(runtime: Runtime, replay: Replay, proposal: Proposal) -> None:
+    """For a drill: the button while it waits for the change, then the proof step by step."""
+    waits = replay.status == "waiting_apply" and not runtime.store.replays.apply_requested(replay.id)
+    if waits and st.button("Apply change", type="primary", icon=":material/build:"):
+        confirm_drill(replay, proposal)
+    if replay.status in replay_view.ENDED:
+        replay_view.show_head(replay)
+        if replay.result and (replay.result.get("before") or replay.result.get("after")):
+            st.table(replay_view.before_after(replay.result), hide_index=True, border="horizontal")
+        link("incidents", "Open the replay", ":material/science:", replay=replay.id)
+    else:
+        show_progress(replay.id, replay.status)
+
+
+@live(1.0)
+def show_progress(replay_id: str, drawn_status: str) -> None:
+    """Steps and newest journal lines of a running drill; a change of status draws the page again."""
+    store = get_runtime().store
+    replay = store.replays.get(replay_id)
+    if replay is None:
+        return
+    if replay.status != drawn_status:
+        st.rerun(scope="app")
+    replay_view.show_head(replay)
+    journal = store.replays.journal(replay_id)
+    replay_view.show_journal(journal, limit=5)
+    if journal:
+        st.caption(f"Newest entry {words.ago(journal[-1].ts)}; redrawn every second.")
+    link("incidents", "Open the replay", ":material/science:", replay=replay_id)
+
+
+@st.dialog("Apply change to the drill engine")
+def confirm_drill(replay: Replay, proposal: Proposal) -> None:
+    """Asks once more, takes the reason, lets the drill go on."""
+    with guarded():
+        st.markdown(
+            f"The drill engine `{replay.target}` restarts with these flags and gets the same load again. "
+            "Nothing else is touched."
+        )
+        show_summary_of(proposal)
+        reason = st.text_input("Reason", key="apply-reason", placeholder="kept in the journal")
+        if st.button("Apply", type="primary", key="apply-confirm"):
+            if not reason.strip():
+                st.error("Give a reason: it is kept in the journal.")
+                return
+            store = get_runtime().store
+            store.replays.append(replay.id, "apply", f"change confirmed in the app: {reason.strip()}")
+            store.replays.request_apply(replay.id)
+            st.rerun()
+
+
+@st.dialog("Apply change to the embedded engine")
+def confirm_embedded(proposal: Proposal) -> None:
+    """Asks once more, takes the reason, restarts the embedded engine with the changed flags."""
+    with guarded():
+        st.markdown(
+            "The embedded engine restarts: requests in flight fail and its prefix cache is lost. The flags hold until "
+            "the app is restarted; set KVONCALL_ENGINE_FLAGS to keep them."
+        )
+        show_summary_of(proposal)
+        reason = st.text_input("Reason", key="apply-reason", placeholder="kept with the event")
+        if st.button("Apply", type="primary", key="apply-confirm"):
+            engine = get_runtime().engine
+            if engine is not None:
+                engine.restart(reason, change_view.changed_flags(engine.snapshot().status.flags, proposal.changes))
+            st.rerun()
+
+
+def show_summary_of(proposal: Proposal) -> None:
+    """One line a change."""
+    for change in proposal.changes:
+        now, to = change_view.flag_value(change.get("from")), change_view.flag_value(change.get("to"))
+        st.markdown(f"- `{change['flag']}`: `{now}` → `{to}`")

@@ -1,0 +1,190 @@
+"""The overview's figures for one target: the value now and its line over the chosen range.
+
+Every figure says its formula, its window and whether it is measured (read from the engine) or computed (from
+counters over a window). The eviction rate now is the alert evaluator's own reading, so that tile and alert agree.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from app.ui import series
+from app.ui.series import Floats
+from probe.store import Reading, Store, Target
+
+EVICTION_RULE = "eviction-storm"
+POINTS = 120
+RATE_WINDOW_S = 60.0
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One figure. `line` holds `POINTS` values on the reader's grid, NaN where nothing is known."""
+
+    label: str
+    value: float | None
+    line: Floats
+    source: str
+    formula: str
+    window_s: float | None = None
+    numerator: float | None = None
+    denominator: float | None = None
+
+
+class Reader:
+    """Reads one target's samples between `since` and `until`, each metric once."""
+
+    def __init__(self, store: Store, target: Target, since: float, until: float) -> None:
+        self.store = store
+        self.target = target
+        self.window_s = max(RATE_WINDOW_S * target.time_scale, 4 * target.scrape_interval_s)
+        self.max_age = series.GAP_FACTOR * target.scrape_interval_s + 1.0
+        self.at = series.grid(since, until, POINTS)
+        self._since = since - self.window_s
+        self._frames: dict[str, pd.DataFrame] = {}
+
+    def frame(self, metric: str) -> pd.DataFrame:
+        """Samples of `metric`, the window before `since` included."""
+        if metric not in self._frames:
+            self._frames[metric] = self.store.samples.range(self.target.name, metric, self._since)
+        return self._frames[metric]
+
+    def gauges(self, metric: str) -> list[Floats]:
+        """One line per series of a gauge."""
+        return [series.held(ts, v, self.at, self.max_age) for ts, v in series.by_label(self.frame(metric))]
+
+    def gauge_sum(self, metric: str) -> Floats:
+        """A count, summed over series."""
+        return series.total(self.gauges(metric), POINTS)
+
+    def increase(self, metric: str, window_s: float | None = None) -> Floats:
+        """Growth of a counter over the window, summed over series, resets counted as starts from zero."""
+        window = window_s or self.window_s
+        parts = [
+            series.increases(ts, v, self.at, window, self.max_age) for ts, v in series.by_label(self.frame(metric))
+        ]
+        return series.total(parts, POINTS)
+
+
+def now_of(line: Floats) -> float | None:
+    """The newest value of a line, None when it is unknown."""
+    return float(line[-1]) if len(line) and np.isfinite(line[-1]) else None
+
+
+def kv_usage(reader: Reader) -> Signal:
+    """Share of KV blocks in use, of the fullest engine of the target."""
+    line = series.hottest(reader.gauges("kv_usage_ratio"), POINTS)
+    return Signal(
+        "KV usage (hottest)", now_of(line), line, "measured",
+        "kv_usage_ratio, the highest over the target's engines: blocks held by requests / blocks of the pool. "
+        "Cached blocks that nobody holds count as free. Newest scrape, no window.",
+    )  # fmt: skip
+
+
+def requests(reader: Reader) -> tuple[Signal, Signal]:
+    """Requests running and waiting, summed over engines."""
+    formula = "requests_{}, summed over the target's engines. Newest scrape, no window."
+    out = []
+    for word in ("running", "waiting"):
+        line = reader.gauge_sum(f"requests_{word}")
+        out.append(Signal(f"Requests {word}", now_of(line), line, "measured", formula.format(word)))
+    return out[0], out[1]
+
+
+def eviction_rate(reader: Reader, reading: Reading | None) -> Signal:
+    """Preemptions per request in service: the evaluator's reading now, and the line of the past."""
+    window = reading.window_s if reading is not None else reader.window_s
+    preempted, in_service = _eviction_parts(reader, window)
+    line = series.quotient(preempted, in_service)
+    return Signal(
+        "Eviction rate",
+        reading.value if reading is not None else now_of(line),
+        line,
+        "computed",
+        f"increase(preemptions_total) / (increase(requests_finished_total) + requests_running) over "
+        f"{window:g} s. It can exceed 100%: one request can be preempted many times. Preempted requests are "
+        "recomputed, not cut.",
+        window_s=window,
+        numerator=reading.numerator if reading is not None else now_of(preempted),
+        denominator=reading.denominator if reading is not None else now_of(in_service),
+    )
+
+
+def eviction_line(reader: Reader, window_s: float) -> Floats:
+    """The eviction rate at each moment of the reader's grid."""
+    return series.quotient(*_eviction_parts(reader, window_s))
+
+
+def _eviction_parts(reader: Reader, window_s: float) -> tuple[Floats, Floats]:
+    running = reader.gauge_sum("requests_running")
+    finished = reader.increase("requests_finished_total", window_s)
+    unknown = np.isnan(running) & np.isnan(finished)
+    in_service = np.where(unknown, np.nan, np.nan_to_num(finished) + np.nan_to_num(running))
+    return reader.increase("preemptions_total", window_s), in_service
+
+
+def tokens_per_second(reader: Reader) -> Signal:
+    """Generated tokens per second."""
+    line = reader.increase("generation_tokens_total") / reader.window_s
+    return Signal(
+        "Tokens/s", now_of(line), line, "computed",
+        f"increase(generation_tokens_total) / {reader.window_s:g} s, summed over the target's engines.",
+        window_s=reader.window_s,
+    )  # fmt: skip
+
+
+def prefix_hit_rate(reader: Reader) -> Signal:
+    """Share of prompt tokens found in the prefix cache."""
+    hits, queries = reader.increase("prefix_hits_total"), reader.increase("prefix_queries_total")
+    line = series.quotient(hits, queries)
+    return Signal(
+        "Prefix hit rate", now_of(line), line, "computed",
+        f"increase(prefix_hits_total) / increase(prefix_queries_total) over {reader.window_s:g} s, in tokens.",
+        window_s=reader.window_s, numerator=now_of(hits), denominator=now_of(queries),
+    )  # fmt: skip
+
+
+def ttft_p95(reader: Reader) -> Signal:
+    """95th percentile of time to first token from the histogram's buckets."""
+    window = max(5 * reader.window_s, 20 * reader.target.scrape_interval_s)
+    frame = reader.frame("ttft_seconds_bucket")
+    line = np.full(POINTS, np.nan)
+    if not frame.empty and "le" in frame.columns:
+        bounds = sorted(frame["le"].unique(), key=float)
+        stack = np.vstack([
+            series.total(
+                [series.increases(ts, v, reader.at, window, reader.max_age)
+                 for ts, v in series.by_label(frame[frame["le"] == le])], POINTS)
+            for le in bounds
+        ])  # fmt: skip
+        line = series.quantile(0.95, np.array([float(le) for le in bounds]), stack)
+    return Signal(
+        "TTFT p95", now_of(line), line, "computed",
+        f"95th percentile of ttft_seconds over the last {window:g} s: the increases of the histogram's buckets are "
+        "summed over engines, then interpolated. A value in the last open bucket is shown as that bucket's lower "
+        "bound.",
+        window_s=window, denominator=None,
+    )  # fmt: skip
+
+
+def data_time(store: Store, target: Target) -> float | None:
+    """Time of the newest scrape that succeeded."""
+    latest = store.samples.latest(target.name)
+    times = [sample.ts for name, samples in latest.items() if name != "up" for sample in samples]
+    return max(times, default=None)
+
+
+def target_state(store: Store, target: Target, now: float | None = None) -> str:
+    """`up`, `down`, `stale` (nothing new for several intervals) or `no data`."""
+    samples = store.samples.latest(target.name).get("up", [])
+    if not samples:
+        return "no data"
+    newest = max(samples, key=lambda sample: sample.ts)
+    age = (time.time() if now is None else now) - newest.ts
+    if age > series.GAP_FACTOR * target.scrape_interval_s + 5.0:
+        return "stale"
+    return "up" if newest.value >= 1 else "down"
