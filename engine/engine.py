@@ -1,0 +1,182 @@
+"""The LLM engine: requests in, one step at a time, outputs out.
+
+Puts together model, memory plan, scheduler, runner and output processor, and knows nothing of HTTP or threads.
+A step is: schedule, run the model, book the sampled tokens, turn them into text. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.config import EngineConfig, ModelDims
+from engine.device import device_memory_bytes, resolve_device, resolve_dtype
+from engine.memory import MemoryPlan, plan_kv_cache
+from engine.models.loader import load_model
+from engine.output import OutputProcessor, RequestOutput, RequestTimings
+from engine.profile_run import activation_peak_bytes
+from engine.request import Request, RequestStatus, SamplingParams
+from engine.runner import ModelRunner, RunnerOutput
+from engine.sampler import TokenLogprobs
+from engine.scheduler import Scheduler, SchedulerOutput, SchedulerStats
+from engine.tokenizer import Tokenizer
+
+__all__ = ["EngineObserver", "LLMEngine", "PromptTooLong", "RequestOutput", "RequestTimings", "TokenLogprobs"]
+
+
+class PromptTooLong(ValueError):  # noqa: N818 - says what the prompt is, as QueueFull says what the queue is
+    """A prompt that leaves no room for even one token within the context limit."""
+
+
+class EngineObserver(Protocol):
+    """Told what happens, for metrics. Called inside `step` and `abort_request`: it must be quick."""
+
+    def on_step(
+        self, step_seconds: float, num_scheduled_tokens: int, num_prompt_tokens: int, num_generation_tokens: int
+    ) -> None:
+        """A step is over. num_prompt_tokens counts whole prompts whose first token came in this step, as vLLM."""
+
+    def on_first_token(self, ttft_s: float) -> None:
+        """A request has its first token, seconds after its arrival."""
+
+    def on_inter_token(self, itl_s: float) -> None:
+        """A request has a further token, seconds after the one before."""
+
+    def on_finished(self, output: RequestOutput) -> None:
+        """A request is over; the output is its last."""
+
+
+class LLMEngine:
+    """Loads the model of `config`, sizes and allocates the KV pool, and serves requests.
+
+    Construction raises `ConfigError` for what the user can mend, and whatever the allocator raises when the
+    device is too small. An exception out of `step` leaves the engine unusable.
+    """
+
+    def __init__(self, config: EngineConfig, *, observer: EngineObserver | None = None) -> None:
+        self.config = config
+        self.dims = ModelDims.from_model_dir(config.model_dir)
+        self.tokenizer = Tokenizer(config.model_dir)
+        device = resolve_device(config)
+        model = load_model(config.model_dir, self.dims, resolve_dtype(config.resolved_dtype(self.dims)), device)
+        self.plan: MemoryPlan = plan_kv_cache(
+            config,
+            self.dims,
+            weights_bytes=model.weights_bytes,
+            activation_peak_bytes=activation_peak_bytes(config, model, self.dims),
+            device_memory_bytes=device_memory_bytes(config, device),
+        )
+        self.runner = ModelRunner(config, model, self.dims, self.plan)
+        self.scheduler = Scheduler(
+            config, num_gpu_blocks=self.plan.num_gpu_blocks, max_model_len=self.plan.max_model_len
+        )
+        self._outputs = OutputProcessor(self.tokenizer)
+        self._observer = observer
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Queues a request.
+
+        Raises `PromptTooLong`, `QueueFull` when too many wait, and `ValueError` for a prompt that is empty or
+        holds unknown tokens, an id in use, or a request larger than the whole KV pool.
+        """
+        self._check_prompt(prompt_token_ids)
+        more_eos = self.tokenizer.eos_token_ids[1:]  # the scheduler knows one; further ones stop as a user's would
+        if more_eos and not params.ignore_eos:
+            params = dataclasses.replace(params, stop_token_ids=[*params.stop_token_ids, *more_eos])
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            params,
+            cache_salt=cache_salt,
+            priority=priority,
+            eos_token_id=self.tokenizer.eos_token_id,
+        )
+        self.scheduler.add_request(request)
+        self._outputs.add(request)
+
+    def abort_request(self, request_id: str) -> None:
+        """Ends a request and gives its blocks back; does nothing when it is unknown or finished."""
+        request = self.scheduler.abort(request_id)
+        if request is not None:
+            self.runner.release(request_id)
+            output = self._outputs.abort(request)
+            if self._observer is not None:
+                self._observer.on_finished(output)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.scheduler.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached content; False, and nothing done, while requests hold blocks."""
+        return self.scheduler.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        """State and totals of the scheduler and the KV pool."""
+        return self.scheduler.stats()
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step; returns one output for every request that got a token."""
+        started = time.monotonic()
+        scheduled = self.scheduler.schedule()
+        for request in scheduled.preempted:
+            self.runner.release(request.request_id)
+        if not scheduled.scheduled:
+            return []
+        result = self.runner.execute(scheduled)
+        for request in self.scheduler.update_from_output(scheduled, result.sampled):
+            self.runner.release(request.request_id)
+        return self._collect(scheduled, result, started)
+
+    def _collect(self, scheduled: SchedulerOutput, result: RunnerOutput, started: float) -> list[RequestOutput]:
+        """Outputs of the sampled tokens; ends requests in which a stop string turned up."""
+        now = time.monotonic()
+        observer = self._observer
+        outputs: list[RequestOutput] = []
+        num_prompt_tokens = 0
+        for i, (entry, token_id) in enumerate(zip(scheduled.scheduled, result.sampled, strict=True)):
+            if token_id is None:
+                continue
+            request = entry.request
+            previous = self._outputs.last_token_time(request)
+            logprobs = None if result.logprobs is None else result.logprobs[i]
+            output = self._outputs.token(request, token_id, logprobs, now)
+            if previous is None:
+                num_prompt_tokens += request.num_prompt_tokens
+                output.prompt_logprobs = result.prompt_logprobs.get(request.request_id)
+            if output.finished and not request.status.is_finished:
+                self.scheduler.finish(request.request_id, RequestStatus.FINISHED_STOPPED)
+                self.runner.release(request.request_id)
+            outputs.append(output)
+            if observer is not None:
+                if previous is None:
+                    observer.on_first_token(now - request.arrival_time)
+                else:
+                    observer.on_inter_token(now - previous)
+                if output.finished:
+                    observer.on_finished(output)
+        if observer is not None:
+            elapsed = time.monotonic() - started
+            observer.on_step(elapsed, scheduled.num_scheduled_tokens, num_prompt_tokens, len(outputs))
+        return outputs
+
+    def _check_prompt(self, prompt_token_ids: Sequence[int]) -> None:
+        limit = self.plan.max_model_len
+        if len(prompt_token_ids) >= limit:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt_token_ids)} tokens, but the context limit of {limit} allows at most "
+                f"{limit - 1} and one to generate; shorten it or raise --max-model-len"
+            )
+        vocab_size = self.dims.vocab_size
+        if prompt_token_ids and max(prompt_token_ids) >= vocab_size:
+            raise ValueError(f"token id {max(prompt_token_ids)} is outside the vocabulary of {vocab_size}")

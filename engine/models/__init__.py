@@ -1,0 +1,1 @@
+"""Model architectures the engine can run, and the loader of Hugging Face directories."""

@@ -1,0 +1,129 @@
+"""Llama: forward over a flat batch of tokens on the paged KV cache.
+
+The batch has no padding and no batch dimension: T tokens of any mix of sequences, told apart by the attention
+metadata. At the sizes the embedded engine serves, an operator's overhead is its cost, so projections that read
+the same input are one matrix (q, k, v; gate, up) and residual additions are part of a matrix product.
+Weights are plain tensors; the model never trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.config import ModelDims
+from engine.models.checkpoint import Checkpoint, ModelLoadError
+from engine.models.norm import RMSNorm
+from engine.models.rope import RotaryTable, inverse_frequencies
+from kernels.attention import AttentionMetadata, paged_attention, reshape_and_cache
+
+KVCache = tuple[Tensor, Tensor]  # K and V of one layer, each [num_blocks, num_kv_heads, block_size, head_dim]
+
+
+@dataclass(frozen=True)
+class LlamaLayer:
+    """Weights of one decoder layer. Matrices are [out, in], except o_t and down_t, which are their transposes."""
+
+    input_norm: RMSNorm
+    qkv: Tensor  # [(num_q_heads + 2 * num_kv_heads) * head_dim, hidden]
+    o_t: Tensor  # [num_q_heads * head_dim, hidden]
+    post_attention_norm: RMSNorm
+    gate_up: Tensor  # [2 * intermediate, hidden]
+    down_t: Tensor  # [intermediate, hidden]
+
+
+class LlamaModel:
+    """`LlamaForCausalLM` of Hugging Face; raises `ModelLoadError` for variants that are not supported."""
+
+    def __init__(self, dims: ModelDims, hf_config: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+        _refuse_unsupported(hf_config)
+        self.dims = dims
+        self.dtype, self.device = checkpoint.dtype, checkpoint.device
+        self.scale = dims.head_dim**-0.5
+        eps = float(hf_config.get("rms_norm_eps", 1e-6))
+        hidden, vocab = dims.hidden_size, dims.vocab_size
+        self.embedding = checkpoint.take("model.embed_tokens.weight", shape=(vocab, hidden))
+        self.layers = [_take_layer(checkpoint, dims, eps, i) for i in range(dims.num_layers)]
+        self.final_norm = RMSNorm(checkpoint.take("model.norm.weight", shape=(hidden,)), eps)
+        tied = bool(hf_config.get("tie_word_embeddings", False))
+        self.lm_head = self.embedding if tied else checkpoint.take("lm_head.weight", shape=(vocab, hidden))
+        self.rope = RotaryTable(
+            inverse_frequencies(hf_config, dims.head_dim), dims.max_position_embeddings, self.dtype, self.device
+        )
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all tensors the model holds, the rotary table included; a tied embedding counts once."""
+        tensors = [self.embedding, self.lm_head, self.final_norm.weight, self.rope.cos, self.rope.signed_sin]
+        for layer in self.layers:
+            tensors += [layer.input_norm.weight, layer.qkv, layer.o_t]
+            tensors += [layer.post_attention_norm.weight, layer.gate_up, layer.down_t]
+        return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], metadata: AttentionMetadata
+    ) -> Tensor:
+        """Final hidden states [T, hidden] of input_ids int64 [T] at positions int64 [T]; writes their K and V."""
+        cos, signed_sin = self.rope.at(positions)
+        hidden = functional.embedding(input_ids, self.embedding)
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            attended = self._attend(layer, layer.input_norm(hidden), cos, signed_sin, kv_cache, metadata)
+            hidden = torch.addmm(hidden, attended, layer.o_t)
+            gate, up = functional.linear(layer.post_attention_norm(hidden), layer.gate_up).chunk(2, dim=-1)
+            hidden = torch.addmm(hidden, functional.silu(gate).mul_(up), layer.down_t)
+        return self.final_norm(hidden)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, vocab] of final hidden states [N, hidden]."""
+        return functional.linear(hidden, self.lm_head)
+
+    def _attend(
+        self,
+        layer: LlamaLayer,
+        normed: Tensor,
+        cos: Tensor,
+        signed_sin: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        num_q, num_kv, head_dim = self.dims.num_q_heads, self.dims.num_kv_heads, self.dims.head_dim
+        heads = functional.linear(normed, layer.qkv).view(-1, num_q + 2 * num_kv, head_dim)
+        rotated = self.rope.rotate(heads[:, : num_q + num_kv], cos, signed_sin)
+        k_cache, v_cache = kv_cache
+        reshape_and_cache(rotated[:, num_q:], heads[:, num_q + num_kv :], k_cache, v_cache, metadata.slot_mapping)
+        attended = paged_attention(rotated[:, :num_q], k_cache, v_cache, metadata, scale=self.scale)
+        return attended.view(-1, num_q * head_dim)
+
+
+def _take_layer(checkpoint: Checkpoint, dims: ModelDims, eps: float, index: int) -> LlamaLayer:
+    prefix = f"model.layers.{index}."
+    hidden, inter, head_dim = dims.hidden_size, dims.intermediate_size, dims.head_dim
+    q_size, qkv_size = dims.num_q_heads * head_dim, (dims.num_q_heads + 2 * dims.num_kv_heads) * head_dim
+
+    def take(*names: str, shape: tuple[int, ...]) -> Tensor:
+        return checkpoint.take(*(f"{prefix}{name}.weight" for name in names), shape=shape)
+
+    return LlamaLayer(
+        input_norm=RMSNorm(take("input_layernorm", shape=(hidden,)), eps),
+        qkv=take("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", shape=(qkv_size, hidden)),
+        o_t=take("self_attn.o_proj", shape=(hidden, q_size)).t(),
+        post_attention_norm=RMSNorm(take("post_attention_layernorm", shape=(hidden,)), eps),
+        gate_up=take("mlp.gate_proj", "mlp.up_proj", shape=(2 * inter, hidden)),
+        down_t=take("mlp.down_proj", shape=(hidden, inter)).t(),
+    )
+
+
+def _refuse_unsupported(hf_config: Mapping[str, Any]) -> None:
+    for key in ("attention_bias", "mlp_bias"):
+        if hf_config.get(key):
+            raise ModelLoadError(f"config.json: {key} is true; this engine's Llama has no biases")
+    activation = hf_config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ModelLoadError(f"config.json: hidden_act is {activation!r}; this engine's Llama knows only 'silu'")
+    if hf_config.get("quantization_config"):
+        raise ModelLoadError("config.json: quantization_config is set; this engine loads unquantized weights only")

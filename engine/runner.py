@@ -1,0 +1,203 @@
+"""Executes a scheduled step: turns requests into tensors, runs the model, samples.
+
+Owns the KV cache tensors, one (K, V) pair a layer in the layout of `kernels.attention`, and for every request
+that holds blocks a row of a persistent block table, which grows with the request instead of being rebuilt.
+A row is given up by `release`, when a request is preempted or ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig, ModelDims
+from engine.device import resolve_dtype
+from engine.memory import MemoryPlan
+from engine.models.llama import KVCache, LlamaModel
+from engine.request import Request
+from engine.sampler import Sampler, SamplingState, TokenLogprobs, token_logprobs
+from engine.scheduler import ScheduledRequest, SchedulerOutput
+from kernels.attention import AttentionMetadata
+from kernels.formats import resolve_kv_format
+
+PROMPT_LOGPROBS_ROWS = 256  # rows of logits held at once for prompt_logprobs, however long the prompt
+
+
+@dataclass(slots=True)
+class RunnerOutput:
+    """What a step produced; lists have one entry per scheduled request.
+
+    sampled: the next token, `None` for a chunk that does not reach the last token.
+    logprobs: of the sampled tokens, or `None` when nobody asked.
+    prompt_logprobs: request id -> one entry per prompt token (the first is `None`), when its prompt is complete.
+    """
+
+    sampled: list[int | None]
+    logprobs: list[TokenLogprobs | None] | None
+    prompt_logprobs: dict[str, list[TokenLogprobs | None]]
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request's place in the block table, and what the sampler keeps of it."""
+
+    index: int
+    sampling: SamplingState | None
+    prompt_logprobs: list[TokenLogprobs | None] | None
+    num_blocks: int = 0  # of the request's block ids, how many are in the table
+
+
+class ModelRunner:
+    """Runs one model. Passes on what torch raises when memory runs out; the caches are then no longer valid."""
+
+    def __init__(self, config: EngineConfig, model: LlamaModel, dims: ModelDims, plan: MemoryPlan) -> None:
+        self.model = model
+        self.block_size = plan.block_size
+        self.sampler = Sampler(model.device, config.seed)
+        self.kv_caches = allocate_kv_caches(config, dims, plan.num_gpu_blocks, model.device)
+        max_blocks = -(-plan.max_model_len // plan.block_size)
+        self._block_table = np.zeros((config.max_num_seqs, max_blocks), dtype=np.int32)
+        self._free_rows = list(range(config.max_num_seqs))[::-1]
+        self._rows: dict[str, _Row] = {}
+
+    def release(self, request_id: str) -> None:
+        """Forgets a request that lost its blocks; does nothing when it has no row."""
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._free_rows.append(row.index)
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> RunnerOutput:
+        """Computes a step: writes K and V of its tokens and samples for the requests that are complete."""
+        scheduled = output.scheduled
+        rows = [self._rows.get(entry.request.request_id) or self._new_row(entry.request) for entry in scheduled]
+        input_ids, positions, metadata = self._build_batch(scheduled, rows)
+        hidden = self.model.forward(input_ids, positions, self.kv_caches, metadata)
+        prompt_logprobs = self._prompt_logprobs(scheduled, rows, hidden)
+        sampled, logprobs = self._sample(scheduled, rows, hidden, metadata)
+        return RunnerOutput(sampled, logprobs, prompt_logprobs)
+
+    def _new_row(self, request: Request) -> _Row:
+        wants_prompt = request.params.prompt_logprobs is not None and not request.output_token_ids
+        row = _Row(
+            index=self._free_rows.pop(),
+            sampling=SamplingState.of(request, self.model.device),
+            prompt_logprobs=[None] * request.num_prompt_tokens if wants_prompt else None,
+        )
+        self._rows[request.request_id] = row
+        return row
+
+    def _build_batch(
+        self, scheduled: Sequence[ScheduledRequest], rows: Sequence[_Row]
+    ) -> tuple[Tensor, Tensor, AttentionMetadata]:
+        """input_ids int64 [T], positions int64 [T] and the attention metadata of a step."""
+        table = self._block_table
+        tokens: list[int] = []
+        context: list[int] = []
+        lengths: list[int] = []
+        for entry, row in zip(scheduled, rows, strict=True):
+            request, start, length = entry.request, entry.num_computed_tokens, entry.num_scheduled_tokens
+            block_ids = request.block_ids
+            if row.num_blocks != len(block_ids):
+                table[row.index, row.num_blocks : len(block_ids)] = block_ids[row.num_blocks :]
+                row.num_blocks = len(block_ids)
+            if length == 1:
+                tokens.append(request.all_token_ids[start])
+            else:
+                tokens += request.all_token_ids[start : start + length]
+            context.append(start)
+            lengths.append(length)
+        query_lens = np.array(lengths, dtype=np.int32)
+        seq_lens = np.array(context, dtype=np.int32)
+        num_decodes = lengths.count(1)
+        if num_decodes == len(lengths):
+            sequence = np.arange(num_decodes)
+            positions = seq_lens.astype(np.int64)
+        else:
+            ends = np.cumsum(query_lens)
+            sequence = np.repeat(np.arange(len(lengths)), query_lens)
+            positions = np.arange(len(tokens)) + np.repeat(seq_lens - (ends - query_lens), query_lens)
+        seq_lens += query_lens
+        max_seq_len = int(seq_lens.max())
+        starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+        np.cumsum(query_lens, out=starts[1:])
+        used = table[[row.index for row in rows], : -(-max_seq_len // self.block_size)]
+        block, offset = np.divmod(positions, self.block_size)
+        slots = used[sequence, block].astype(np.int64) * self.block_size + offset
+        metadata = AttentionMetadata(
+            query_start_loc=self._tensor(starts),
+            seq_lens=self._tensor(seq_lens),
+            block_table=self._tensor(used),
+            slot_mapping=self._tensor(slots),
+            max_query_len=max(lengths),
+            max_seq_len=max_seq_len,
+            num_decodes=num_decodes,
+        )
+        return self._tensor(np.array(tokens, dtype=np.int64)), self._tensor(positions), metadata
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.model.device)
+
+    def _sample(
+        self, scheduled: Sequence[ScheduledRequest], rows: Sequence[_Row], hidden: Tensor, metadata: AttentionMetadata
+    ) -> tuple[list[int | None], list[TokenLogprobs | None] | None]:
+        samples = [i for i, entry in enumerate(scheduled) if entry.samples]
+        if len(samples) < hidden.shape[0]:
+            last = metadata.query_start_loc[1:].index_select(0, torch.tensor(samples, device=hidden.device))
+            hidden = hidden.index_select(0, last - 1)
+        sampled: list[int | None] = [None] * len(scheduled)
+        if not samples:
+            return sampled, None
+        tokens, found = self.sampler.sample(self.model.compute_logits(hidden), [rows[i].sampling for i in samples])
+        if len(samples) == len(scheduled):
+            return list(tokens), found
+        for i, token in zip(samples, tokens, strict=True):
+            sampled[i] = token
+        if found is None:
+            return sampled, None
+        logprobs: list[TokenLogprobs | None] = [None] * len(scheduled)
+        for i, entry in zip(samples, found, strict=True):
+            logprobs[i] = entry
+        return sampled, logprobs
+
+    def _prompt_logprobs(
+        self, scheduled: Sequence[ScheduledRequest], rows: Sequence[_Row], hidden: Tensor
+    ) -> dict[str, list[TokenLogprobs | None]]:
+        """Fills in the prompt logprobs this step makes known; returns those that are now complete."""
+        complete: dict[str, list[TokenLogprobs | None]] = {}
+        offset = 0  # of the request's first token in the batch
+        for entry, row in zip(scheduled, rows, strict=True):
+            request, start, length = entry.request, entry.num_computed_tokens, entry.num_scheduled_tokens
+            if row.prompt_logprobs is not None:
+                # The token at position p predicts the one at p + 1, as long as that is still prompt.
+                end = min(start + length, request.num_prompt_tokens - 1)
+                for first in range(start, end, PROMPT_LOGPROBS_ROWS):
+                    last = min(first + PROMPT_LOGPROBS_ROWS, end)
+                    logits = self.model.compute_logits(hidden[offset + first - start : offset + last - start])
+                    targets = request.prompt_token_ids[first + 1 : last + 1]
+                    counts = [request.params.prompt_logprobs] * len(targets)
+                    row.prompt_logprobs[first + 1 : last + 1] = token_logprobs(logits, targets, counts)
+                if entry.samples:
+                    complete[request.request_id] = row.prompt_logprobs
+                    row.prompt_logprobs = None
+            offset += length
+        return complete
+
+
+def allocate_kv_caches(config: EngineConfig, dims: ModelDims, num_blocks: int, device: torch.device) -> list[KVCache]:
+    """The KV pool: a (K, V) pair a layer, written once so that every page of it is really there.
+
+    Fresh memory from the system is only promised until it is touched; a pool that the machine cannot hold has
+    to fail here and not under load.
+    """
+    storage = resolve_kv_format(config.resolved_kv_cache_dtype(dims), dims.dtype).storage_dtype
+    shape = (num_blocks, dims.num_kv_heads, config.block_size, dims.head_dim)
+
+    def cache() -> Tensor:
+        return torch.empty(shape, dtype=resolve_dtype(storage), device=device).zero_()
+
+    return [(cache(), cache()) for _ in range(dims.num_layers)]

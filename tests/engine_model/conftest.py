@@ -1,0 +1,121 @@
+"""Small random Llama models as Hugging Face directories, and their `transformers` twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from string import ascii_lowercase
+
+import pytest
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from engine.config import EngineConfig
+from engine.engine import LLMEngine, RequestOutput
+from engine.request import SamplingParams
+
+VOCAB_SIZE = 320
+
+MakeModel = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Byte-level: 256 bytes, <s>, </s>, and a few merges, so that tokens may begin and end inside a character."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: i for i, symbol in enumerate(["<s>", "</s>", *alphabet])}
+    merges = [(a, b) for a in ascii_lowercase[:8] for b in ascii_lowercase[:7]]
+    for a, b in merges:
+        vocab[a + b] = len(vocab)
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_template=(
+            "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}"
+            "{{ raise_exception('no system messages here') }}{% endif %}"
+            "{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+        ),
+    ).save_pretrained(directory)
+
+
+def make_llama(directory: Path, *, q_heads: int = 4, kv_heads: int = 2, seed: int = 0, **overrides: object) -> Path:
+    """A random Llama whose attention is far from uniform, so that errors in it show."""
+    settings: dict[str, object] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": q_heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": False,
+    }
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**(settings | overrides)))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.save_pretrained(directory)
+    write_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model: 4 query heads on 2 KV heads."""
+    return make_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def reference(model_dir: Path) -> LlamaForCausalLM:
+    return load_reference(model_dir)
+
+
+def load_reference(directory: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def make_engine(directory: Path, **flags: object) -> LLMEngine:
+    """An engine on the CPU, its pool given in blocks unless the flags size it otherwise."""
+    settings: dict[str, object] = {"model": str(directory), "device": "cpu", "max_num_seqs": 8, "block_size": 4}
+    if not {"kv_cache_memory_bytes", "device_memory"} & flags.keys():
+        settings["num_gpu_blocks_override"] = 400
+    return LLMEngine(EngineConfig(**(settings | flags)))  # type: ignore[arg-type]
+
+
+def run_all(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
+    """Steps until nothing is left; outputs by request id."""
+    outputs: dict[str, list[RequestOutput]] = {}
+    steps = 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+        steps += 1
+        assert steps < 5000, "the engine does not come to an end"
+    return outputs
+
+
+def generate(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    """Token ids generated for each prompt, all submitted at once."""
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, params)
+    outputs = run_all(engine)
+    return [[t for o in outputs[str(i)] for t in o.new_token_ids] for i in range(len(prompts))]
