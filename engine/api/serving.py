@@ -1,0 +1,156 @@
+"""What the handlers of `/v1/*` share: the serving context, running a generation, SSE, and `usage`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from engine.api.errors import APIError, as_api_error
+from engine.api.protocol import GenerationOptions, Limits
+from engine.async_engine import AsyncEngine, Generation, Submission
+
+if TYPE_CHECKING:
+    from engine.engine import LLMEngine, RequestOutput
+    from engine.metrics import EngineMetrics
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One served model. Of `llm` only what never changes is read here: config, dims, plan, tokenizer."""
+
+    engine: AsyncEngine
+    llm: LLMEngine
+    metrics: EngineMetrics
+    started_at: float  # Unix time
+
+    @property
+    def model_name(self) -> str:
+        return self.llm.config.served_model_name
+
+    @property
+    def max_model_len(self) -> int:
+        return self.llm.plan.max_model_len
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.llm.dims.vocab_size, self.llm.config.scheduling_policy == "priority")
+
+    def check_model(self, model: str | None) -> None:
+        """404 for a model that is not served; an absent name means the served one."""
+        if model is not None and model != self.model_name:
+            raise APIError(
+                404,
+                f"The model {model!r} does not exist here; this engine serves {self.model_name!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def submit(
+        self, response_id: str, prompts: Sequence[list[int]], options: GenerationOptions, param: str
+    ) -> Generation:
+        """Queues n sequences for each prompt; sequence `p * n + c` is choice c of prompt p."""
+        submissions: list[Submission] = []
+        for prompt in prompts:
+            for choice in range(options.n):
+                params = options.params_for(len(prompt), choice, self.max_model_len, param)
+                self.metrics.on_submitted(options.n, params.max_tokens)
+                submissions.append(
+                    Submission(
+                        f"{response_id}-{len(submissions)}", prompt, params, options.cache_salt, options.priority
+                    )
+                )
+        return self.engine.submit(submissions, streaming=options.stream)
+
+
+def serving_of(request: Request) -> Serving:
+    """The serving context the application was made with."""
+    serving = request.app.state.serving
+    assert isinstance(serving, Serving)
+    return serving
+
+
+def new_id(prefix: str) -> str:
+    """`cmpl-...`, `chatcmpl-...`."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+async def finish(request: Request, generation: Generation) -> list[RequestOutput]:
+    """Waits for a generation that does not stream; aborts it when the client hangs up or the handler is cancelled."""
+    watcher = asyncio.create_task(_abort_on_disconnect(request, generation))
+    try:
+        return await generation.results()
+    finally:
+        watcher.cancel()
+        generation.abort()
+
+
+async def _abort_on_disconnect(request: Request, generation: Generation) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    generation.abort()
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events: one `data:` line a chunk, an error as the last chunk if there is one, `[DONE]`."""
+
+    def __init__(self, generation: Generation, chunks: AsyncIterator[Mapping[str, Any]]) -> None:
+        super().__init__(
+            _events(chunks), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+        self._generation = generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._generation.abort()  # the client may hang up before the first chunk is asked for
+
+
+async def _events(chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in chunks:
+            yield _event(chunk)
+    except Exception as error:
+        yield _event(as_api_error(error).body)
+    yield b"data: [DONE]\n\n"
+
+
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n".encode()
+
+
+class UsageCounter:
+    """Counts tokens as outputs arrive. Each prompt counts once, whatever `n`; its cached tokens are those
+    of its first choice, the one that could not profit from its siblings."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._prompt: dict[int, int] = {}
+        self._cached: dict[int, int] = {}
+        self._completion: dict[int, int] = {}
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        """Takes an output or a delta of sequence `index`."""
+        prompt, choice = divmod(index, self._n)
+        self._prompt[prompt] = output.num_prompt_tokens
+        if choice == 0:
+            self._cached[prompt] = max(0, output.num_cached_tokens)
+        self._completion[index] = output.num_output_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """OpenAI's `usage` object."""
+        prompt, completion = sum(self._prompt.values()), sum(self._completion.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+        }
