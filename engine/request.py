@@ -107,7 +107,8 @@ class Request:
     `all_token_ids` is prompt + output in one growing list. `block_ids` is the block table; token `i` lives in
     slot `block_ids[i // block_size] * block_size + i % block_size`. Of those blocks the first
     `num_indexed_blocks` are in the prefix cache. `num_cached_tokens` is the prefix hit at first admission,
-    -1 before it. Times are seconds of `time.monotonic`.
+    -1 before it. `stop_token_ids` holds every token that ends the request, eos included unless it is ignored;
+    at `max_num_tokens` tokens, prompt included, it ends in any case. Times are seconds of `time.monotonic`.
     """
 
     __slots__ = (
@@ -118,6 +119,7 @@ class Request:
         "cache_salt",
         "eos_token_id",
         "first_scheduled_time",
+        "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_indexed_blocks",
@@ -157,6 +159,9 @@ class Request:
         self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
         self.eos_token_id = eos_token_id
         self.stop_token_ids = frozenset(params.stop_token_ids)
+        if eos_token_id is not None and not params.ignore_eos:
+            self.stop_token_ids |= {eos_token_id}
+        self.max_num_tokens = self.num_prompt_tokens + params.max_tokens  # the scheduler applies max_model_len
 
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None  # the stop token id or stop string; None for eos and length

@@ -14,7 +14,7 @@ any time between them. Not thread-safe. Decisions depend on nothing but the call
 from __future__ import annotations
 
 import time
-from bisect import insort
+from bisect import insort, insort_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -109,6 +109,7 @@ class Scheduler:
         """
         if request.request_id in self.requests:
             raise ValueError(f"request id {request.request_id!r} is already in use")
+        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
         self._check_fits(request)
         limit = self.config.max_num_queued_reqs
         if limit is not None and len(self.waiting) >= limit:
@@ -203,22 +204,25 @@ class Scheduler:
             raise ValueError(f"{len(output.scheduled)} requests were scheduled, got {len(sampled)} samples")
         self._in_flight = None
         manager = self.kv_cache_manager
+        block_size = manager.block_size
         finished = []
         for entry, token_id in zip(output.scheduled, sampled, strict=True):
             request = entry.request
             if request.status is not RequestStatus.RUNNING:
                 manager.free(request)
                 continue
-            request.num_computed_tokens += entry.num_scheduled_tokens
-            manager.cache_computed_blocks(request)
+            num_computed = entry.num_computed_tokens + entry.num_scheduled_tokens
+            request.num_computed_tokens = num_computed
+            if num_computed % block_size < entry.num_scheduled_tokens:  # the step completed a block
+                manager.cache_computed_blocks(request)
             if not entry.samples:
                 continue
             if token_id is None:
                 raise ValueError(f"{request} reached its last token but has no sample")
             request.append_output_token(token_id)
-            status = self._stop_status(request, token_id)
-            if status is not None:
-                request.status = status
+            if (
+                len(request.all_token_ids) >= request.max_num_tokens or token_id in request.stop_token_ids
+            ) and _stop(request, token_id):
                 finished.append(request)
         self._release(finished)
         return finished
@@ -235,9 +239,9 @@ class Scheduler:
             request = running[index]
             num_computed = request.num_computed_tokens
             num_left = len(request.all_token_ids) - num_computed
-            num_new = min(num_left, budget, chunk_limit)
+            num_new = 1 if num_left == 1 else min(num_left, budget, chunk_limit)
             while not allocate_slots(request, num_new):
-                victim = max(running, key=_priority_key) if self._by_priority else running[-1]
+                victim = max(reversed(running), key=_priority_key) if self._by_priority else running[-1]
                 position = running.index(victim)
                 if position < index:  # only by priority: the victim has a place in this step already
                     index -= 1
@@ -298,7 +302,7 @@ class Scheduler:
         self.preempted_requests_total += request.num_preemptions == 0
         request.num_preemptions += 1
         if self._by_priority:
-            insort(self.waiting, request, key=_priority_key)
+            insort_left(self.waiting, request, key=_priority_key)
         else:
             self.waiting.appendleft(request)
 
@@ -310,20 +314,6 @@ class Scheduler:
             del self.requests[request.request_id]
             self.kv_cache_manager.free(request)
 
-    def _stop_status(self, request: Request, token_id: int) -> RequestStatus | None:
-        """Why a request ends with the token it was just given, or `None`."""
-        params = request.params
-        num_output_tokens = len(request.output_token_ids)
-        if num_output_tokens >= params.min_tokens:
-            if token_id == request.eos_token_id and not params.ignore_eos:
-                return RequestStatus.FINISHED_STOPPED
-            if token_id in request.stop_token_ids:
-                request.stop_reason = token_id
-                return RequestStatus.FINISHED_STOPPED
-        if num_output_tokens >= params.max_tokens or request.num_tokens >= self.max_model_len:
-            return RequestStatus.FINISHED_LENGTH
-        return None
-
     def _check_fits(self, request: Request) -> None:
         prompt, limit = request.num_prompt_tokens, self.max_model_len
         if prompt >= limit:
@@ -331,7 +321,7 @@ class Scheduler:
                 f"the prompt has {prompt} tokens; with a context limit of {limit} it may have at most {limit - 1}"
             )
         # The last token is only returned, never computed, so it needs no slot.
-        most = min(prompt + request.params.max_tokens, limit) - 1
+        most = request.max_num_tokens - 1
         slots = self.kv_cache_manager.block_pool.num_usable_blocks * self.config.block_size
         if most > slots:
             raise ValueError(
@@ -341,8 +331,22 @@ class Scheduler:
 
 
 def _priority_key(request: Request) -> tuple[int, float]:
-    """Who is served first: lower priority value, then earlier arrival; ties keep the order of arrival here."""
+    """Who is served first: lower priority value, then earlier arrival. Among equals the last is served last."""
     return request.priority, request.arrival_time
+
+
+def _stop(request: Request, token_id: int) -> bool:
+    """Ends a request whose newest token is a stop token or its last one; False when `min_tokens` forbids it."""
+    params = request.params
+    if token_id in request.stop_token_ids and request.num_output_tokens >= params.min_tokens:
+        request.status = RequestStatus.FINISHED_STOPPED
+        is_eos = token_id == request.eos_token_id and not params.ignore_eos
+        request.stop_reason = None if is_eos else token_id
+        return True
+    if request.num_tokens >= request.max_num_tokens:
+        request.status = RequestStatus.FINISHED_LENGTH
+        return True
+    return False
 
 
 def _drop_entry(entries: list[ScheduledRequest], victim: Request) -> int:

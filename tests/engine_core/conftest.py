@@ -1,0 +1,199 @@
+"""A model without arithmetic: its "KV" says which tokens it stands for, so that aliasing shows as wrong content."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from engine.block_pool import CACHED, FREE, SHARED, USED, BlockPool
+from engine.config import EngineConfig
+from engine.request import Request, SamplingParams
+from engine.scheduler import Scheduler, SchedulerOutput
+
+VOCAB_SIZE = 50
+
+
+def prefix_states(token_ids: Sequence[int], cache_salt: str | None) -> list[int]:
+    """The fake KV of each token: a digest of the salt and of every token up to it, as real KV depends on both."""
+    state = 0 if cache_salt is None else 1 + zlib.crc32(cache_salt.encode())
+    states = []
+    for token_id in token_ids:
+        state = hash((state, token_id))
+        states.append(state)
+    return states
+
+
+def expected_output(prompt: Sequence[int], salt: str | None, count: int) -> list[int]:
+    """What the fake model generates for a prompt that is never interrupted."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(prefix_states(tokens, salt)[-1] % VOCAB_SIZE)
+    return tokens[len(prompt) :]
+
+
+def check_pool(pool: BlockPool, tables: Sequence[Sequence[int]]) -> None:
+    """Every block is free or referenced, as often as the block tables say; links and counts agree."""
+    null, *blocks = pool.blocks
+    assert null.ref_cnt == 0
+    assert null.block_hash is None
+    assert null.next_free is null
+    free = list(pool.free_queue)
+    assert len(free) == len(pool.free_queue) == pool.num_free_blocks == len({block.block_id for block in free})
+    holders = [0] * pool.num_blocks
+    for table in tables:
+        assert len(set(table)) == len(table)
+        for block_id in table:
+            holders[block_id] += 1
+    assert holders[0] == 0
+    assert [block.ref_cnt for block in pool.blocks] == holders
+    assert {block.block_id for block in free} == {block.block_id for block in blocks if block.ref_cnt == 0}
+    for block in blocks:
+        assert block.next_free.prev_free is block
+        assert block.prev_free.next_free is block
+        assert (block.next_free is block) == (block.ref_cnt > 0)
+        if block.block_hash is not None:
+            assert block in pool._cached[block.block_hash]
+    assert sum(map(len, pool._cached.values())) == sum(block.block_hash is not None for block in blocks)
+    assert all(pool._cached.values())
+    snapshot = pool.snapshot()
+    counts = {"free": FREE, "cached": CACHED, "used": USED, "shared": SHARED}
+    assert pool.block_states() == {name: snapshot.count(state) for name, state in counts.items()}
+    assert sum(pool.block_states().values()) == pool.num_usable_blocks
+    assert pool.usage == pytest.approx(sum(block.ref_cnt > 0 for block in blocks) / len(blocks))
+
+
+class FakeEngine:
+    """Runs a scheduler: writes and reads fake KV through the block tables and checks all of it at every step."""
+
+    def __init__(self, *, num_gpu_blocks: int, max_model_len: int = 64, **flags: object) -> None:
+        self.config = EngineConfig(**{"block_size": 4, "max_num_batched_tokens": 64} | flags)
+        self.scheduler = Scheduler(self.config, num_gpu_blocks=num_gpu_blocks, max_model_len=max_model_len)
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        self.kv: list[int | None] = [None] * (num_gpu_blocks * self.config.block_size)
+        self.computed: dict[str, int] = {}  # tokens computed for each request
+        self.log: list[object] = []
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        *,
+        salt: str | None = None,
+        priority: int = 0,
+        arrival_time: float = 0.0,
+        eos_token_id: int | None = None,
+        **params: object,
+    ) -> Request:
+        request = Request(
+            request_id,
+            prompt,
+            SamplingParams(max_tokens=max_tokens, **params),
+            cache_salt=salt,
+            priority=priority,
+            arrival_time=arrival_time,
+            eos_token_id=eos_token_id,
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def schedule(self) -> SchedulerOutput:
+        output = self.scheduler.schedule()
+        self._check_output(output)
+        return output
+
+    def execute(self, output: SchedulerOutput) -> list[int | None]:
+        """The model's step: write the new tokens' KV, then read all of the context."""
+        block_size = self.config.block_size
+        for entry in output.scheduled:
+            request = entry.request
+            end = entry.num_computed_tokens + entry.num_scheduled_tokens
+            states = prefix_states(request.all_token_ids[:end], request.cache_salt)
+            for position in range(entry.num_computed_tokens, end):
+                block = self.pool.blocks[request.block_ids[position // block_size]]
+                assert block.ref_cnt == 1, "a shared block is written"
+                assert block.block_hash is None, "a block others may hit is written"
+                self.kv[block.block_id * block_size + position % block_size] = states[position]
+            count = self.computed.get(request.request_id, 0) + entry.num_scheduled_tokens
+            self.computed[request.request_id] = count
+        sampled: list[int | None] = []
+        for entry in output.scheduled:
+            request = entry.request
+            end = entry.num_computed_tokens + entry.num_scheduled_tokens
+            slots = [request.block_ids[i // block_size] * block_size + i % block_size for i in range(end)]
+            states = [self.kv[slot] for slot in slots]
+            assert states == prefix_states(request.all_token_ids[:end], request.cache_salt)
+            sampled.append(states[-1] % VOCAB_SIZE if entry.samples else None)
+        return sampled
+
+    def update(self, output: SchedulerOutput, sampled: list[int | None]) -> list[Request]:
+        finished = self.scheduler.update_from_output(output, sampled)
+        self.log.append(
+            (
+                [(e.request.request_id, e.num_computed_tokens, e.num_scheduled_tokens) for e in output.scheduled],
+                [request.request_id for request in output.preempted],
+                [(request.request_id, request.status.name) for request in finished],
+                [list(request.block_ids) for request in self.scheduler.running],
+            )
+        )
+        self.check()
+        return finished
+
+    def step(self) -> list[Request]:
+        output = self.schedule()
+        assert output.scheduled, "unfinished requests, but nothing is scheduled"
+        return self.update(output, self.execute(output))
+
+    def run(self, max_steps: int = 1000) -> list[Request]:
+        finished = []
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished_requests():
+                return finished
+            finished += self.step()
+        raise AssertionError(f"unfinished after {max_steps} steps: {list(self.scheduler.requests.values())}")
+
+    def check(self) -> None:
+        scheduler = self.scheduler
+        assert {id(request) for request in scheduler.requests.values()} == {
+            id(request) for request in [*scheduler.running, *scheduler.waiting]
+        }
+        assert not any(request.block_ids for request in scheduler.waiting)
+        check_pool(self.pool, [request.block_ids for request in scheduler.running])
+
+    def _check_output(self, output: SchedulerOutput) -> None:
+        entries = output.scheduled
+        total = sum(entry.num_scheduled_tokens for entry in entries)
+        assert total == output.num_scheduled_tokens <= self.config.max_num_batched_tokens
+        assert len(entries) <= len(self.scheduler.running) <= self.config.max_num_seqs
+        assert len({id(entry.request) for entry in entries}) == len(entries)
+        assert not {id(entry.request) for entry in entries} & {id(request) for request in output.preempted}
+        decodes = [entry.num_scheduled_tokens == 1 for entry in entries]
+        assert decodes == sorted(decodes, reverse=True), "decodes come first"
+        for entry in entries:
+            end = entry.num_computed_tokens + entry.num_scheduled_tokens
+            assert entry.num_scheduled_tokens > 0
+            assert end <= entry.request.num_tokens
+            assert entry.samples == (end == entry.request.num_tokens)
+            assert end <= len(entry.request.block_ids) * self.config.block_size
+
+
+@pytest.fixture(scope="session")
+def make_engine() -> type[FakeEngine]:
+    return FakeEngine
+
+
+@pytest.fixture(scope="session")
+def fake_output() -> Callable[[Sequence[int], str | None, int], list[int]]:
+    return expected_output
+
+
+@pytest.fixture(scope="session")
+def fake_kv() -> Callable[[Sequence[int], str | None], list[int]]:
+    return prefix_states
+
+
+@pytest.fixture(scope="session")
+def check_integrity() -> Callable[[BlockPool, Sequence[Sequence[int]]], None]:
+    return check_pool

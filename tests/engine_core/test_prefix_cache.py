@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.prefix_cache import ROOT_HASH, RecentEvictions, hash_block, request_block_hashes
+from engine.request import Request, SamplingParams
+
+
+def request_of(tokens: list[int], salt: str | None = None) -> Request:
+    return Request("r", tokens, SamplingParams(), cache_salt=salt)
+
+
+def test_the_encoding_is_the_documented_one() -> None:
+    data = ROOT_HASH + struct.pack("<4I", 3, 1, 2, 2**32 - 1)
+    for text in ("cache_salt", "tenant-ä"):
+        data += struct.pack("<I", len(text.encode())) + text.encode()
+    assert hash_block(None, [1, 2, 2**32 - 1], [("cache_salt", "tenant-ä")]) == hashlib.sha256(data).digest()
+
+
+BLOCK_INPUTS = st.tuples(
+    st.sampled_from([None, ROOT_HASH[::-1], b"\0" * 32]),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.lists(st.tuples(st.sampled_from(["a", "ab", "b", ""]), st.sampled_from(["", "a", "b", "\ud800"])), max_size=2),
+)
+
+
+@given(BLOCK_INPUTS, BLOCK_INPUTS)
+def test_different_inputs_have_different_hashes(first: tuple, second: tuple) -> None:  # type: ignore[type-arg]
+    assert (hash_block(*first) == hash_block(*second)) == (first == second)
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**32])
+def test_a_token_that_does_not_fit_is_refused(token_id: int) -> None:
+    with pytest.raises(ValueError, match="32 bits"):
+        hash_block(None, [token_id])
+
+
+def test_same_block_after_another_prefix_has_another_hash() -> None:
+    left = request_block_hashes(request_of([1, 1, 5, 6]), 2)
+    right = request_block_hashes(request_of([2, 2, 5, 6]), 2)
+    assert left[1] != right[1]
+
+
+def test_only_full_blocks_have_a_hash() -> None:
+    for length in (1, 3, 4, 5, 7, 8, 9):
+        assert len(request_block_hashes(request_of([1] * length), 4)) == length // 4
+
+
+def test_the_salt_separates_whole_chains() -> None:
+    chains = [request_block_hashes(request_of([1] * 8, salt), 4) for salt in (None, "", "a", "b")]
+    assert len({block_hash for chain in chains for block_hash in chain}) == 8
+    assert chains[2] == request_block_hashes(request_of([1] * 8, "a"), 4)
+
+
+def test_the_salt_is_in_the_first_block_only() -> None:
+    first, second = request_block_hashes(request_of([1, 2, 3, 4], "s"), 2)
+    assert first == hash_block(None, [1, 2], [("cache_salt", "s")])
+    assert second == hash_block(first, [3, 4])
+
+
+TOKENS = st.lists(st.integers(0, 9), max_size=20)
+
+
+@given(TOKENS.filter(bool), TOKENS, st.integers(1, 5))
+def test_hashing_as_tokens_arrive_equals_hashing_at_once(prompt: list[int], output: list[int], block_size: int) -> None:
+    growing = request_of(prompt, "s")
+    for token_id in output:
+        before = list(request_block_hashes(growing, block_size))
+        growing.append_output_token(token_id)
+        assert request_block_hashes(growing, block_size)[: len(before)] == before
+    at_once = request_block_hashes(request_of(prompt + output, "s"), block_size)
+    assert request_block_hashes(growing, block_size) == at_once
+
+
+def test_recent_evictions_forget_the_oldest_and_count_once() -> None:
+    recent = RecentEvictions(2)
+    for name in (b"a", b"b", b"a", b"c"):  # a is evicted again, so b is the oldest
+        recent.add(name)
+    assert len(recent) == 2
+    assert recent.take([b"a", b"b", b"c"]) == 2
+    assert recent.take([b"a", b"b", b"c"]) == 0
+    recent.add(b"a")
+    recent.discard(b"a")
+    assert recent.take([b"a"]) == 0
