@@ -21,7 +21,7 @@ from app.embedded import NAME, EmbeddedEngine
 from engine.config import ConfigError
 from probe.monitor import Monitor
 from probe.replay.runner import ReplayRunner
-from probe.replay.scenario import SCENARIOS
+from probe.replay.scenario import get_scenario
 from probe.store import Store, StoreError, default_data_dir
 
 log = logging.getLogger("kvoncall.app")
@@ -79,26 +79,32 @@ class Runtime:
     page shows the sentence.
     """
 
-    def __init__(self, options: RuntimeOptions) -> None:
+    def __init__(
+        self,
+        options: RuntimeOptions,
+        *,
+        store: Store | None = None,
+        engine: EmbeddedEngine | None = None,
+        problem: str | None = None,
+    ) -> None:
+        """Takes what is already open; `open` is the usual way."""
         self.options = options
         self.started_at = time.time()
-        self.problem: str | None = None
+        self.problem = problem
         self.monitor: Monitor | None = None
-        self.engine: EmbeddedEngine | None = None
-        self._store: Store | None = None
+        self.engine = engine
+        self._store = store
         self._replays: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     @classmethod
     def open(cls, options: RuntimeOptions) -> Runtime:
         """Opens the store, notes replays a crash left behind, starts the monitor and the embedded engine."""
-        runtime = cls(options)
         try:
             store = Store.open(options.data)
         except StoreError as error:
-            runtime.problem = str(error)
-            return runtime
-        runtime._store = store
+            return cls(options, problem=str(error))
+        runtime = cls(options, store=store)
         for replay in store.replays.mark_interrupted():
             store.targets.deactivate(replay.target)
         runtime.monitor = Monitor(store)
@@ -115,9 +121,7 @@ class Runtime:
         try:
             options = RuntimeOptions.from_env()
         except AppError as error:
-            runtime = cls(RuntimeOptions(default_data_dir(), engine_enabled=False))
-            runtime.problem = str(error)
-            return runtime
+            return cls(RuntimeOptions(default_data_dir(), engine_enabled=False), problem=str(error))
         return cls.open(options)
 
     def health(self) -> dict[str, object]:
@@ -158,9 +162,7 @@ class Runtime:
 
         The embedded engine's background traffic pauses meanwhile, so that the drill has the processor.
         """
-        scenario = SCENARIOS.get(scenario_id)
-        if scenario is None:
-            raise AppError(f"There is no scenario {scenario_id!r}; known are {', '.join(SCENARIOS)}.")
+        scenario = get_scenario(scenario_id)
         with self._lock:
             self._replays = [thread for thread in self._replays if thread.is_alive()]
             if self._replays:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from app.runtime import Runtime, AppError, get_runtime, set_runtime
+from app.runtime import AppError, Runtime, get_runtime, set_runtime
 from app.ui.guard import on_script_error
 
 

@@ -17,13 +17,14 @@ import streamlit as st
 from app.runtime import AppError
 from app.ui.debug import EngineUnreachableError
 from engine.config import ConfigError
+from probe.replay.scenario import ReplayError
 from probe.store import StoreError
 from runbooks.load import RunbookError
 
 P = ParamSpec("P")
 log = logging.getLogger("kvoncall.app")
 
-_EXPECTED = (AppError, StoreError, RunbookError, ConfigError, EngineUnreachableError)
+_EXPECTED = (AppError, StoreError, ReplayError, RunbookError, ConfigError, EngineUnreachableError)
 
 
 def sentence(error: Exception) -> str:

@@ -12,7 +12,7 @@ from app.runtime import get_runtime
 from app.ui import replay_view, words
 from app.ui.guard import guarded, live, page
 from app.ui.links import link, param
-from probe.replay.scenario import SCENARIOS, Scenario
+from probe.replay.scenario import Scenario, list_scenarios
 from probe.store import Replay
 
 HISTORY = 50
@@ -32,7 +32,7 @@ def render() -> None:
         "A run starts a drill engine of its own; the embedded engine keeps running, its background traffic pauses. "
         "The drill stops before the remedy and waits until you apply it from the runbook."
     )
-    for scenario in SCENARIOS.values():
+    for scenario in list_scenarios():
         show_scenario(scenario, replays)
     show_history(replays)
 

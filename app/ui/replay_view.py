@@ -85,7 +85,7 @@ def alerts_of(store: Store, replay: Replay) -> list[Alert]:
 
 
 def before_after(result: Mapping[str, Any]) -> pd.DataFrame:
-    """Rows `figure, before, after` from the two dicts of a result, nested ones flattened."""
+    """Rows `figure, before, after` from the two dicts of a result, nested ones flattened, lists left out."""
     before, after = _flat(result.get("before") or {}), _flat(result.get("after") or {})
     names = list(before) + [name for name in after if name not in before]
     rows = [{"figure": n, "before": _cell(before.get(n)), "after": _cell(after.get(n))} for n in names]
@@ -96,6 +96,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, item in value.items():
         name = f"{prefix}{key}"
+        if isinstance(item, (list, tuple)) or key == "started_at":
+            continue
         if isinstance(item, Mapping):
             out.update(_flat(item, f"{name}."))
         else:
