@@ -1,0 +1,12 @@
+"""The testbed model: a small Llama trained here on conversations whose answers can be checked exactly.
+
+`tasks` makes the conversations (pure Python), `train` makes the model, `evaluate` measures it.
+Importing this package imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODEL_DIR: Path = Path(__file__).resolve().parent / "model"
+"""Hugging Face directory of the shipped model; loads in transformers, vLLM and the embedded engine."""
