@@ -92,9 +92,7 @@ def backend_name(device: torch.device) -> str:
     return name
 
 
-def reshape_and_cache(
-    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-) -> None:
+def reshape_and_cache(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write key and value [num_tokens, num_kv_heads, head_dim] to their slots, converting to the cache's dtype.
 
     slot_mapping: int64 [num_tokens]; -1 skips a token. Slots must be distinct. Raises ValueError on bad shapes.

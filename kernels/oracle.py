@@ -12,9 +12,7 @@ from torch import Tensor
 from kernels.attention import AttentionMetadata
 
 
-def reshape_and_cache(
-    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-) -> None:
+def reshape_and_cache(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot; negative slots are skipped."""
     block_size = k_cache.shape[2]
     for token, slot in enumerate(slot_mapping.tolist()):
@@ -43,12 +41,20 @@ def paged_attention_float64(
             num_visible = max(seq_len - query_len + i + 1, 0)
             token = starts[seq] + i
             for head in range(query.shape[1]):
-                out[token, head] = _attend(query[token, head], k_cache, v_cache, blocks, num_visible, head, query, scale)
+                out[token, head] = _attend(
+                    query[token, head], k_cache, v_cache, blocks, num_visible, head, query, scale
+                )
     return out
 
 
 def _attend(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, blocks: list[int], num_visible: int, head: int, query: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    blocks: list[int],
+    num_visible: int,
+    head: int,
+    query: Tensor,
     scale: float,
 ) -> Tensor:
     """One query vector [head_dim] against the first num_visible tokens of one sequence."""
