@@ -163,5 +163,7 @@ class Draft:
             self.missing.append(what)
 
     def done(self, summary: str) -> Recommendation:
-        """The finished recommendation."""
+        """The finished recommendation; one without changes says what was missing."""
+        if not self.changes and self.missing:
+            summary = f"{summary}. Missing: {'; '.join(self.missing)}"
         return Recommendation(self.runbook, tuple(self.changes), tuple(self.refused), tuple(self.missing), summary)

@@ -83,12 +83,12 @@ class TargetFacts:
 def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
     """Reads a dict of facts: `/debug/engine` (has "plan"), or cache_config_info labels; unknown keys are ignored.
 
-    Keys that override what is read: every field name of `TargetFacts`; "traffic" is a dict of `TrafficFacts`.
+    Field names of `TargetFacts` among the keys fill what those do not tell; "traffic" is a dict of `TrafficFacts`.
     """
     read = _from_debug_engine(facts) if _plan_of(facts) else _from_cache_config_info(facts)
     for name in (f.name for f in dataclasses.fields(TargetFacts)):
-        if name in facts and name not in ("flags", "dims", "traffic") and facts[name] is not None:
-            read.setdefault(name, facts[name])
+        if read.get(name) is None and facts.get(name) is not None and name not in ("dims", "traffic"):
+            read[name] = facts[name]
     traffic = facts.get("traffic")
     if isinstance(traffic, Mapping):
         known = {f.name for f in dataclasses.fields(TrafficFacts)}

@@ -1,0 +1,1 @@
+"""Replays: incidents reproduced on a drill engine, from hypothesis to verified remedy."""
