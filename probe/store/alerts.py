@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from probe.store.database import Database, upsert
 from probe.store.leases import require_lease
-from probe.store.models import AlertRow, ReadingRow, ReplayRow, TransitionRow
+from probe.store.models import AlertRow, ReadingRow, ReplayRow, TargetRow, TransitionRow
 from probe.store.records import Alert, AlertUpdate, Lease, Reading
 from probe.store.replays import ACTIVE as ACTIVE_REPLAY
 from probe.store.writer import Writer
@@ -55,12 +55,25 @@ class Alerts:
             return [(r.ts, r.from_state, r.to_state, r.value) for r in session.scalars(query)]
 
     def readings(self, target: str | None = None) -> list[Reading]:
-        """The newest evaluation of every rule, alerting or not, by target and rule."""
-        query = select(ReadingRow).order_by(ReadingRow.target, ReadingRow.rule)
+        """The newest evaluation of every rule on every active target, alerting or not, by target and rule."""
+        query = (
+            select(ReadingRow)
+            .join(TargetRow, TargetRow.name == ReadingRow.target)
+            .where(TargetRow.active)
+            .order_by(ReadingRow.target, ReadingRow.rule)
+        )
         if target is not None:
             query = query.where(ReadingRow.target == target)
         with self._database.read() as session:
             return [_reading(row) for row in session.scalars(query)]
+
+    def prune_readings(self, before: float) -> None:
+        """Delete readings older than `before` (Unix seconds): those of targets nobody watches any more."""
+
+        def work(session: Session) -> None:
+            session.execute(delete(ReadingRow).where(ReadingRow.updated_at < before))
+
+        self._writer.call(work)
 
     def save(self, updates: Iterable[AlertUpdate], lease: Lease | None = None) -> None:
         """Write evaluations in one transaction; raises `LeaseLostError` (and writes nothing) if `lease` is not held."""

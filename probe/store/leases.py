@@ -38,8 +38,6 @@ class Leases:
                     return None
                 row.owner = owner
                 row.token += 1
-            elif row.expires_at <= now:
-                row.token += 1  # it lapsed in between: what was written under the old token is fenced off
             row.expires_at = now + ttl_s
             return Lease(name, owner, row.token, row.expires_at)
 

@@ -13,4 +13,6 @@ def apply_retention(store: Store, now: float | None = None) -> int:
     """Delete what is older than the settings allow; returns the number of samples deleted."""
     now = time.time() if now is None else now
     store.events.prune(now - float(store.settings.get("event_retention_days")) * DAY_S)
-    return store.samples.prune(now - float(store.settings.get("retention_days")) * DAY_S)
+    raw_since = now - float(store.settings.get("retention_days")) * DAY_S
+    store.alerts.prune_readings(raw_since)
+    return store.samples.prune(raw_since)

@@ -1,0 +1,144 @@
+"""All rules of one target: its samples in memory, its events, and where each alert stands.
+
+Holds no database. `evaluate` returns what the leading monitor writes to the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from probe.alerts.evaluate import LIFECYCLE_KINDS, Outcome, View, evaluate
+from probe.alerts.rules import EventSignal, Rule, scaled
+from probe.alerts.state import Progress, Transition, restore, step
+from probe.alerts.window import Window
+from probe.store import Alert, AlertUpdate, Event, Reading, Sample, Target
+
+
+class TargetEvaluator:
+    """Feed it samples and events, then `evaluate`. `rules` are unscaled; inhibiting rules come first."""
+
+    def __init__(self, target: Target, rules: Sequence[Rule]) -> None:
+        self.target = target
+        self.rules = [scaled(rule, target) for rule in rules]
+        self.window = Window({m for rule in rules for m in rule.metrics}, horizon_s(self.rules))
+        self._events: dict[int, Event] = {}
+        self._progress = {rule.id: Progress() for rule in self.rules}
+        self._reverted = dict(self._progress)
+
+    def restore(self, alerts: Iterable[Alert]) -> None:
+        """Take over the active alerts found in the store."""
+        for alert in alerts:
+            if alert.rule in self._progress:
+                self._progress[alert.rule] = restore(alert)
+
+    def add_samples(self, samples: Iterable[Sample]) -> None:
+        """Samples of this target, `up` included, each series in time order."""
+        self.window.add(samples)
+
+    def add_events(self, events: Iterable[Event]) -> bool:
+        """Lifecycle events of this target, in any order, seen before or not; whether any was new."""
+        new = {e.id: e for e in events if e.kind in LIFECYCLE_KINDS and e.id not in self._events}
+        self._events.update(new)
+        return bool(new)
+
+    @property
+    def last_event(self) -> Event | None:
+        """The newest lifecycle event."""
+        return max(self._events.values(), key=lambda e: (e.ts, e.id), default=None)
+
+    def evaluate(self, now: float) -> list[AlertUpdate]:
+        """One evaluation of every rule, as updates for the store; `revert` it if they cannot be written."""
+        self._reverted = dict(self._progress)
+        self._forget_events(now)
+        events = sorted(self._events.values(), key=lambda e: (e.ts, e.id))
+        view = View(self.target, self.window, events, now)
+        updates = []
+        for rule in self.rules:
+            before = self._progress[rule.id]
+            outcome = self._read(rule, view, before)
+            after, transitions = step(rule, before, outcome.verdict, now, view.stale_after_s)
+            self._progress[rule.id] = after
+            updates.append(_update(rule, self.target, outcome, after, transitions, now))
+        return updates
+
+    def revert(self) -> None:
+        """Forget the last evaluation, so that the next one reports its changes of state again."""
+        self._progress = dict(self._reverted)
+
+    def _read(self, rule: Rule, view: View, before: Progress) -> Outcome:
+        outcome = evaluate(rule, view, before.active_since)
+        active = [other for other in rule.inhibited_by if self._is_active(other)]
+        if outcome.verdict != "breach" or not active:
+            return outcome
+        coverage = f"{outcome.coverage}; explained by {', '.join(active)}"
+        return Outcome("inhibited", outcome.value, outcome.numerator, outcome.denominator, coverage, outcome.summary)
+
+    def _is_active(self, rule_id: str) -> bool:
+        progress = self._progress.get(rule_id)
+        return progress is not None and progress.state != "inactive"
+
+    def _forget_events(self, now: float) -> None:
+        """Keep what rules can still count, and the last event whatever its age (is the engine meant to run?)."""
+        if not self._events:
+            return
+        begun = [p.active_since for p in self._progress.values() if p.active_since is not None]
+        oldest = min([now, *begun]) - self.window.horizon_s
+        last = self.last_event
+        self._events = {i: e for i, e in self._events.items() if e.ts >= oldest or e is last}
+
+
+def horizon_s(rules: Iterable[Rule]) -> float:
+    """How far back the (scaled) rules look, in seconds."""
+    spans = [30.0]
+    for rule in rules:
+        recover = rule.signal.recover_s if isinstance(rule.signal, EventSignal) else 0.0
+        spans.append(rule.window_s + recover)
+    return max(spans)
+
+
+def resolved_by_hand(alert: Alert, why: str, now: float) -> AlertUpdate:
+    """The update that ends an active alert of a target nobody watches any more."""
+    state = "resolved" if alert.state == "firing" else "inactive"
+    reading = Reading(
+        rule=alert.rule,
+        target=alert.target,
+        verdict="ok",
+        state=state,
+        value=None,
+        threshold=alert.threshold,
+        numerator=None,
+        denominator=None,
+        window_s=alert.window_s,
+        summary=why,
+        coverage=why,
+        updated_at=now,
+    )
+    return AlertUpdate(reading, alert.severity, alert.hold_s, alert.runbook, 0.0, ((alert.state, state),))
+
+
+def _update(
+    rule: Rule,
+    target: Target,
+    outcome: Outcome,
+    after: Progress,
+    transitions: tuple[Transition, ...],
+    now: float,
+) -> AlertUpdate:
+    state: str = after.state
+    if transitions and transitions[-1][1] == "resolved":
+        state = "resolved"
+    reading = Reading(
+        rule=rule.id,
+        target=target.name,
+        verdict=outcome.verdict,
+        state=state,
+        value=outcome.value,
+        threshold=rule.threshold,
+        numerator=outcome.numerator,
+        denominator=outcome.denominator,
+        window_s=rule.window_s,
+        summary=outcome.summary,
+        coverage=outcome.coverage,
+        updated_at=now,
+    )
+    return AlertUpdate(reading, rule.severity, rule.hold_s, rule.runbook, after.progress_s, transitions)

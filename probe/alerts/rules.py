@@ -1,0 +1,195 @@
+"""Rules as data: what is read, over which window, against what, held for how long, and which runbook.
+
+A rule's id is its runbook's id. Windows and hold times are written for a target at true scale; `scaled` fits
+them to a target's `time_scale`, never below what its scrape interval can show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from probe.store import Target
+
+MIN_SCRAPES_PER_WINDOW = 6
+MIN_SCRAPES_PER_HOLD = 2
+
+
+@dataclass(frozen=True)
+class RatioSignal:
+    """Ratio of sums over all engines of a target.
+
+    Numerator: `increase(numerator)`; denominator: `increase(increases)` of counters plus the newest value of
+    `gauges`. With a denominator below `floor` the value is shown but does not alert, unless the numerator
+    reaches `unless_numerator`.
+    """
+
+    numerator: str
+    increases: tuple[str, ...]
+    gauges: tuple[str, ...] = ()
+    floor: float = 0.0
+    unless_numerator: float = float("inf")
+    numerator_unit: str = ""
+    denominator_unit: str = ""
+
+
+@dataclass(frozen=True)
+class SaturationSignal:
+    """The hottest engine's mean of `metric` over the window, among engines whose mean `queue` is >= `min_queue`."""
+
+    metric: str
+    queue: str
+    min_queue: float
+
+
+@dataclass(frozen=True)
+class EventMatch:
+    """An event kind, and values its data must have (one of each tuple); no values match any event of the kind."""
+
+    kind: str
+    data: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EventSignal:
+    """Number of matching events; over once the target was up for `recover_s` on end after the last of them."""
+
+    matches: tuple[EventMatch, ...]
+    recover_s: float
+
+
+@dataclass(frozen=True)
+class AbsenceSignal:
+    """`up` of a target that should be up: not stopped on purpose, and not within `grace_s` of a start.
+
+    The grace is not scaled: a drill's engine loads its model at the speed of any other.
+    """
+
+    grace_s: float
+
+
+Signal = RatioSignal | SaturationSignal | EventSignal | AbsenceSignal
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One alert. The condition is `value comparison threshold`; all times in seconds.
+
+    hold_s: how long the condition must be seen to hold before the alert fires (not scaled below `min_hold_s`).
+    keep_firing_s: how long it must be seen to be clear before the alert resolves.
+    inhibited_by: rules which, pending or firing on the same target, explain this one.
+    """
+
+    id: str
+    title: str
+    severity: Literal["warning", "critical"]
+    signal: Signal
+    threshold: float
+    window_s: float
+    hold_s: float
+    comparison: Literal[">", "<"] = ">"
+    keep_firing_s: float = 0.0
+    min_hold_s: float = 0.0
+    inhibited_by: tuple[str, ...] = ()
+
+    @property
+    def runbook(self) -> str:
+        """The id of the runbook: the rule's own."""
+        return self.id
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Canonical metrics the rule reads."""
+        signal = self.signal
+        if isinstance(signal, RatioSignal):
+            return frozenset({signal.numerator, *signal.increases, *signal.gauges})
+        if isinstance(signal, SaturationSignal):
+            return frozenset({signal.metric, signal.queue})
+        return frozenset({"up"})
+
+
+def scaled(rule: Rule, target: Target) -> Rule:
+    """The rule as it applies to a target: times multiplied by its `time_scale`, with minimums."""
+    scale, interval = target.time_scale, target.scrape_interval_s
+
+    def shrink(seconds: float) -> float:
+        return max(seconds * scale, MIN_SCRAPES_PER_HOLD * interval) if seconds > 0 else 0.0
+
+    signal = rule.signal
+    if isinstance(signal, EventSignal):
+        signal = dataclasses.replace(signal, recover_s=shrink(signal.recover_s))
+    return dataclasses.replace(
+        rule,
+        signal=signal,
+        window_s=max(rule.window_s * scale, MIN_SCRAPES_PER_WINDOW * interval),
+        hold_s=max(shrink(rule.hold_s), rule.min_hold_s),
+        keep_firing_s=shrink(rule.keep_firing_s),
+    )
+
+
+# A process killed from outside is in the rule because that is how the kernel's OOM killer looks from here.
+OOM = Rule(
+    id="oom",
+    title="Engine out of memory, or restarted unexpectedly",
+    severity="critical",
+    signal=EventSignal(
+        matches=(
+            EventMatch("engine_exit", {"reason": ("oom", "killed")}),
+            EventMatch("engine_restart", {"unexpected": (True,)}),
+        ),
+        recover_s=60.0,
+    ),
+    threshold=0.0,
+    window_s=600.0,
+    hold_s=0.0,
+)
+
+EVICTION_STORM = Rule(
+    id="eviction-storm",
+    title="Eviction rate above 5%",
+    severity="warning",
+    signal=RatioSignal(
+        numerator="preemptions_total",
+        increases=("requests_finished_total",),
+        gauges=("requests_running",),
+        floor=20.0,
+        unless_numerator=3.0,
+        numerator_unit="preemptions",
+        denominator_unit="requests in service",
+    ),
+    threshold=0.05,
+    window_s=300.0,
+    hold_s=60.0,
+    keep_firing_s=60.0,
+    inhibited_by=("oom",),
+)
+
+KV_SATURATED = Rule(
+    id="kv-saturated",
+    title="KV cache full while requests wait",
+    severity="warning",
+    signal=SaturationSignal(metric="kv_usage_ratio", queue="requests_waiting", min_queue=1.0),
+    threshold=0.9,
+    window_s=60.0,
+    hold_s=120.0,
+    keep_firing_s=60.0,
+    inhibited_by=("oom", "eviction-storm"),
+)
+
+TARGET_MISSING = Rule(
+    id="target-missing",
+    title="Target down or not scraped",
+    severity="critical",
+    signal=AbsenceSignal(grace_s=60.0),
+    comparison="<",
+    threshold=1.0,
+    window_s=60.0,
+    hold_s=60.0,
+    min_hold_s=30.0,
+    inhibited_by=("oom",),
+)
+
+# Evaluated in this order: a rule that inhibits comes before the rules it inhibits.
+DEFAULT_RULES: tuple[Rule, ...] = (OOM, EVICTION_STORM, KV_SATURATED, TARGET_MISSING)

@@ -1,0 +1,218 @@
+"""What the leading monitor does: scrape, detect changes, evaluate rules, write.
+
+Built anew each time a process takes the lead: windows, counters and alert states come from the store, so that
+neither a restart nor a change of hands resets an alert or hides a counter reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from probe.alerts.evaluate import LIFECYCLE_KINDS
+from probe.alerts.evaluator import TargetEvaluator, resolved_by_hand
+from probe.alerts.rules import Rule
+from probe.collect.changes import ChangeDetector, Finding, Observation
+from probe.collect.collector import Collector
+from probe.dialects import DialectError, load_dialect
+from probe.store import AlertUpdate, Event, Lease, Store, StoreError, Target
+
+# The owner of a supervisor announces a start once the engine is healthy, maybe after it was first scraped.
+ANNOUNCE_S = 5.0
+EVENT_OVERLAP_S = 30.0  # events are written with the time they happened, a little after it
+MAX_IDLE_S = 2.0  # evaluate at least this often: absence makes no scrape
+
+
+@dataclass(frozen=True)
+class _Restart:
+    """A new engine process, to be reported at `decide_at` (monotonic) unless it was announced by then."""
+
+    finding: Finding
+    ts: float
+    decide_at: float
+    announced_since: float
+
+
+@dataclass
+class _Watched:
+    """One target as the leader knows it."""
+
+    target: Target
+    evaluator: TargetEvaluator
+    detector: ChangeDetector | None
+    due: bool = True  # something new since the last evaluation
+    seen_at: float = 0.0  # when the newest observation or event came in
+    evaluated_at: float = 0.0
+    restart: _Restart | None = None
+
+
+class Leadership:
+    """Call `hold` with each renewed lease, `tick` often, `close` in the end."""
+
+    def __init__(self, store: Store, rules: Sequence[Rule]) -> None:
+        self._store = store
+        self._rules = tuple(rules)
+        self._collector = Collector(self._on_observation, self._on_facts)
+        self._watched: dict[str, _Watched] = {}
+        self._lease: Lease | None = None
+        self._valid_until = 0.0
+        self._events_since = time.time() - EVENT_OVERLAP_S
+        self._findings: deque[tuple[str, Finding, float]] = deque()
+
+    @property
+    def target_count(self) -> int:
+        """Targets being watched."""
+        return len(self._watched)
+
+    def hold(self, lease: Lease, valid_until: float) -> None:
+        """The lease in force, and until when (monotonic clock) this process may rely on it."""
+        self._lease, self._valid_until = lease, valid_until
+
+    async def tick(self) -> None:
+        """Follow the list of targets, write and read events, evaluate what is due; raises `StoreError`."""
+        await self._follow_targets()
+        await self._collector.sync([w.target for w in self._watched.values()])
+        await self._decide_restarts()
+        await self._write_findings()
+        await self._read_events()
+        now = time.time()
+        due = [w for w in self._watched.values() if w.due or now - w.evaluated_at >= MAX_IDLE_S]
+        updates = [update for w in due for update in w.evaluator.evaluate(now)]
+        try:
+            await self._save(updates)
+        except StoreError:
+            for watched in due:
+                watched.evaluator.revert()
+            raise
+        for watched in due:
+            # A scrape may have come in while this was written: it is newer than `now`.
+            watched.due, watched.evaluated_at = watched.seen_at > now, now
+
+    async def close(self) -> None:
+        """Stop scraping."""
+        await self._collector.close()
+
+    async def _save(self, updates: list[AlertUpdate]) -> None:
+        if updates:
+            await asyncio.to_thread(self._store.alerts.save, updates, self._lease)
+
+    async def _follow_targets(self) -> None:
+        targets = {t.name: t for t in await asyncio.to_thread(self._store.targets.list)}
+        for name in [n for n in self._watched if n not in targets]:
+            del self._watched[name]
+        for name, target in targets.items():
+            known = self._watched.get(name)
+            if known is None or _rules_change(known.target, target):
+                self._watched[name] = await asyncio.to_thread(self._load, target)
+            else:
+                known.target = known.evaluator.target = target
+        orphans = [a for a in await asyncio.to_thread(self._store.alerts.active) if a.target not in targets]
+        now = time.time()
+        await self._save([resolved_by_hand(a, "the target is no longer watched", now) for a in orphans])
+
+    def _load(self, target: Target) -> _Watched:
+        """A target's window, counters, events and alerts from the store."""
+        store, now = self._store, time.time()
+        evaluator = TargetEvaluator(target, self._rules)
+        active = store.alerts.active(target.name)
+        evaluator.restore(active)
+        horizon = evaluator.window.horizon_s
+        metrics = {m for rule in self._rules for m in rule.metrics}
+        evaluator.add_samples(store.samples.recent(target.name, metrics, now - horizon))
+        since = min([now, *(a.pending_at for a in active)]) - horizon
+        evaluator.add_events(store.events.recent(None, target.name, LIFECYCLE_KINDS, since))
+        evaluator.add_events(store.events.recent(1, target.name, LIFECYCLE_KINDS))
+        detector = None
+        try:
+            detector = ChangeDetector(load_dialect(target.engine))
+            detector.seed(s for found in store.samples.latest(target.name).values() for s in found)
+        except DialectError:
+            pass  # every scrape of it says so
+        return _Watched(target, evaluator, detector)
+
+    async def _read_events(self) -> None:
+        events = await asyncio.to_thread(
+            self._store.events.recent, None, None, LIFECYCLE_KINDS, self._events_since - EVENT_OVERLAP_S
+        )
+        by_target: dict[str, list[Event]] = {}
+        for event in events:
+            by_target.setdefault(event.target or "", []).append(event)
+        for name, found in by_target.items():
+            watched = self._watched.get(name)
+            if watched is not None and watched.evaluator.add_events(found):
+                watched.due, watched.seen_at = True, time.time()
+        self._events_since = max([self._events_since, *(e.ts for e in events if e.ts <= time.time())])
+
+    async def _on_observation(self, seen: Observation) -> None:
+        """Take in one scrape, unless the lease may have run out while it was under way."""
+        watched = self._watched.get(seen.target.name)
+        if watched is None or time.monotonic() >= self._valid_until:
+            return
+        self._store.samples.write(seen.samples)
+        watched.evaluator.add_samples(seen.samples)
+        watched.due, watched.seen_at = True, time.time()
+        if watched.detector is None:
+            return
+        last_good = watched.detector.last_good
+        for finding in watched.detector.observe(seen):
+            if finding.kind == "engine_restart":
+                wait = 0.0 if seen.target.kind == "external" else ANNOUNCE_S
+                since = (last_good or seen.ts) - ANNOUNCE_S
+                watched.restart = _Restart(finding, seen.ts, time.monotonic() + wait, since)
+            elif not (finding.kind == "scrape_error" and _stopped_on_purpose(watched)):
+                self._findings.append((seen.target.name, finding, seen.ts))
+
+    async def _decide_restarts(self) -> None:
+        """Report processes that were replaced without an announcement by their supervisor's owner."""
+        for watched in self._watched.values():
+            restart = watched.restart
+            if restart is None or time.monotonic() < restart.decide_at:
+                continue
+            announced = await asyncio.to_thread(
+                self._store.events.recent, 1, watched.target.name, LIFECYCLE_KINDS, restart.announced_since
+            )
+            watched.restart = None
+            if not announced:
+                self._findings.append((watched.target.name, restart.finding, restart.ts))
+
+    async def _write_findings(self) -> None:
+        """Write events in order; one that cannot be written stays first in the queue."""
+        while self._findings:
+            target, finding, ts = self._findings[0]
+
+            def add(target: str = target, finding: Finding = finding, ts: float = ts) -> None:
+                self._store.events.add(
+                    target, finding.kind, finding.message, severity=finding.severity, data=finding.data, ts=ts
+                )
+
+            await asyncio.to_thread(add)
+            self._findings.popleft()
+
+    async def _on_facts(self, target: Target, facts: dict[str, Any]) -> None:
+        watched = self._watched.get(target.name)
+        if watched is None or time.monotonic() >= self._valid_until:
+            return
+        known = watched.target.facts
+        if any(known.get(key) != value for key, value in facts.items()):
+            try:
+                await asyncio.to_thread(self._store.targets.set_facts, target.name, facts)
+            except StoreError:
+                return  # read again in a minute
+
+
+def _stopped_on_purpose(watched: _Watched) -> bool:
+    event = watched.evaluator.last_event
+    return event is not None and event.kind == "engine_exit" and event.data.get("reason") == "stopped"
+
+
+def _rules_change(before: Target, after: Target) -> bool:
+    """Whether windows have to be built anew for a changed target."""
+    return (before.time_scale, before.scrape_interval_s, before.engine) != (
+        after.time_scale,
+        after.scrape_interval_s,
+        after.engine,
+    )
