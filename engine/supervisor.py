@@ -34,6 +34,7 @@ KEPT_LOGS = 5
 HEALTH_POLL_S = 0.05
 STOP_TIMEOUT_S = 8.0  # SIGTERM to SIGKILL; the server gives its requests 3 s
 PORT_RETRIES = 5
+RESTART_DELAY_S = 1.0  # doubles with each restart in the window
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 300.0
 REASONS = {0: "stopped", 2: "config", 3: "port", 12: "oom"}  # by the exit codes of engine.server
@@ -221,10 +222,9 @@ class EngineSupervisor:
 
     def _spawn(self, port: int) -> _Child:
         _rotate(self._log_file)
-        command = [sys.executable, "-m", "engine.server", *self._flags, "--port", str(port), "--exit-with-parent"]
         with self._log_file.open("wb") as log_stream:
             process = subprocess.Popen(
-                command,
+                self._command(port),
                 stdin=subprocess.PIPE,
                 stdout=log_stream,
                 stderr=subprocess.STDOUT,
@@ -238,6 +238,10 @@ class EngineSupervisor:
             self._started_at = child.started_at
         threading.Thread(target=self._watch, args=(child,), name=f"{self._name}-watch", daemon=True).start()
         return child
+
+    def _command(self, port: int) -> list[str]:
+        """What is started; the later --port wins over one in the flags."""
+        return [sys.executable, "-m", "engine.server", *self._flags, "--port", str(port), "--exit-with-parent"]
 
     def _end(self, child: _Child) -> None:
         for kill, timeout_s in ((child.process.terminate, STOP_TIMEOUT_S), (child.process.kill, None)):
@@ -279,7 +283,7 @@ class EngineSupervisor:
                 if len(self._restart_times) >= MAX_RESTARTS:
                     log.error("%s: restarted %d times in 5 minutes, giving up", self._name, MAX_RESTARTS)
                     return
-                delay_s = 2.0 ** len(self._restart_times)
+                delay_s = RESTART_DELAY_S * 2 ** len(self._restart_times)
                 self._restart_times.append(now)
             if self._cancel.wait(delay_s):
                 return
