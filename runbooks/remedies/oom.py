@@ -35,7 +35,8 @@ def advise(facts: TargetFacts) -> Recommendation:
         _pool_by_profile(draft, activation)
     else:
         _lower_utilization(draft)
-    activation = _smaller_step(draft, activation)
+    _smaller_step(draft, activation)
+    # Counted with the peak as measured: what a smaller step saves is an estimate until the next profile.
     fits = pool_that_fits(facts, activation_bytes=activation)
     tokens = _tokens_in(facts, fits) if explicit else facts.kv_cache_size_tokens
     fit_max_num_seqs(draft, tokens, after_change=explicit)
@@ -151,8 +152,8 @@ def _lower_utilization(draft: Draft) -> None:
     )
 
 
-def _smaller_step(draft: Draft, activation: int | None) -> int | None:
-    """Halves --max-num-batched-tokens while its activations take too much; returns the peak afterwards."""
+def _smaller_step(draft: Draft, activation: int | None) -> None:
+    """Halves --max-num-batched-tokens while its activations take too much of what the weights leave."""
     flag, facts = "--max-num-batched-tokens", draft.facts
     step, device, weights, utilization = (
         facts.max_num_batched_tokens,
@@ -162,7 +163,7 @@ def _smaller_step(draft: Draft, activation: int | None) -> int | None:
     )
     if step is None or activation is None or device is None or weights is None or utilization is None:
         draft.lacks("the activation peak of one step")
-        return activation
+        return
     budget = int(device * utilization) - weights
     least = max(SMALLEST_STEP, facts.max_num_seqs or 1)
     to = step
@@ -176,7 +177,7 @@ def _smaller_step(draft: Draft, activation: int | None) -> int | None:
             f"not needed: a step of {step} tokens peaks at {size(activation)}, {share:.0%} of the "
             f"{size(budget)} that weights leave",
         )
-        return activation
+        return
     peak = int(activation * to / step)
     draft.propose(
         flag,
@@ -188,4 +189,3 @@ def _smaller_step(draft: Draft, activation: int | None) -> int | None:
         cost=f"a long prompt takes {step // to} times as many steps: later first token, smoother decoding beside it",
         verify=STAYS_UP,
     )
-    return peak

@@ -1,0 +1,122 @@
+"""The pages: well formed, their flags real, their arithmetic right, their version facts those of the catalog."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from engine.memory import kv_bytes_per_token
+from runbooks.flags import catalog, default_of, embedded_flags, version_key, why_absent
+from runbooks.load import SECTIONS, Runbook, RunbookError, get_runbook, list_runbooks, parse_runbook
+from runbooks.recommend import TargetFacts, recommend
+
+PAGES = list_runbooks()
+FULL = ("eviction-storm", "oom")
+
+
+def prose_words(page: Runbook) -> int:
+    """Words of the page without its tables."""
+    return len(re.sub(r"(?m)^\s*\|.*$", "", page.markdown).split())
+
+
+def test_there_is_a_page_for_every_alert() -> None:
+    assert [p.id for p in PAGES] == ["eviction-storm", "kv-saturated", "oom", "target-missing"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.id)
+def test_structure_and_length(page: Runbook) -> None:
+    assert list(page.sections) == list(SECTIONS)
+    low, high = (300, 600) if page.id in FULL else (150, 400)
+    assert low <= prose_words(page) <= high
+    assert not re.search(r"TODO|TBD|<[a-z_]+>|XXX", page.markdown)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.id)
+def test_every_flag_of_the_table_is_declared_and_exists(page: Runbook) -> None:
+    table = [line.split("|")[2] for line in page.sections["Mitigation"].splitlines() if line.strip().startswith("|")]
+    named = {flag for cell in table for flag in re.findall(r"--[a-z][a-z-]+", cell)}
+    assert named <= set(page.meta["flags"])
+    for flag, entry in page.meta["flags"].items():
+        for engine in entry["engines"]:
+            if engine == "kvoncall":
+                assert flag in embedded_flags()
+            else:
+                assert why_absent(engine, catalog(engine)["newest"], flag) is None
+        for engine, since in entry.get("since", {}).items():
+            assert catalog(engine)["flags"][flag]["since"] == since
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.id)
+def test_flags_named_anywhere_are_known(page: Runbook) -> None:
+    known = set(catalog("vllm")["flags"]) | embedded_flags()
+    other = {"--disable-log-stats"}
+    assert set(re.findall(r"--[a-z][a-z-]+", page.markdown)) <= known | other
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.id)
+def test_metrics_named_exist_in_vllm_or_are_standard(page: Runbook) -> None:
+    real = {
+        "vllm:num_preemptions_total", "vllm:kv_cache_usage_perc", "vllm:num_requests_waiting",
+        "vllm:num_requests_running", "vllm:num_requests_waiting_by_reason", "vllm:cache_config_info",
+        "vllm:request_success_total",
+    }  # fmt: skip
+    assert set(re.findall(r"vllm:[a-z_]+", page.markdown)) <= real
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.id)
+def test_every_page_has_a_recommendation_and_related_pages_exist(page: Runbook) -> None:
+    assert recommend(page.id, TargetFacts("kvoncall")).runbook == page.id
+    ids = {p.id for p in PAGES}
+    assert set(page.meta["look_alikes"]) <= ids
+    assert set(page.meta["inhibited_by"]) <= ids
+
+
+def test_the_published_case_on_the_oom_page_is_computed_right() -> None:
+    from probe.replay.scenarios.oom import LLAMA_3_70B
+
+    per_token = kv_bytes_per_token(LLAMA_3_70B, "auto")
+    assert per_token == 80 * 8 * 128 * 2 * 2 == 327_680
+    drill = get_runbook("oom").sections["Drill"]
+    assert f"{per_token:,} B" in drill
+    assert f"{per_token * 131072 / 1e9:.2f} GB ({per_token * 131072 / 2**30:.0f} GiB)" in drill
+    assert f"{4 * per_token * 131072 / 1e9:.1f} GB for four" in drill
+
+
+def test_catalog_knows_defaults_by_version() -> None:
+    assert default_of("vllm", "0.19.1", "--gpu-memory-utilization") == 0.9
+    assert default_of("vllm", "0.20.0", "--gpu-memory-utilization") == 0.92
+    assert default_of("vllm", None, "--gpu-memory-utilization") == 0.92
+    assert default_of("kvoncall", None, "--max-num-seqs") == 64
+    assert version_key("0.32.0+cpu") == (0, 32, 0)
+    assert version_key("0.10.1.1") > version_key("0.10.1")
+
+
+def test_unknown_page() -> None:
+    with pytest.raises(RunbookError, match="there are: eviction-storm"):
+        get_runbook("nope")
+
+
+GOOD = "---\nalert: x\ntitle: T\nseverity: info\nengines: {}\ntested: {}\ndrill: {}\nflags: {}\n---\n" + "".join(
+    f"## {name}\ntext\n" for name in SECTIONS
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("no front matter", "no front matter"),
+        ("---\n: [\n---\n", "not YAML"),
+        ("---\n- a\n---\n", "not a mapping"),
+        (GOOD.replace("title: T\n", ""), "title"),
+        (GOOD.replace("severity: info", "severity: loud"), "severity"),
+        (GOOD.replace("alert: x", "alert: y"), "must agree"),
+        (GOOD.replace("## Verify\ntext\n", ""), "Verify"),
+        (GOOD.replace("## Impact\ntext\n", "## Impact\n"), "Impact"),
+    ],
+)
+def test_a_bad_page_is_refused_with_one_sentence(text: str, word: str) -> None:
+    assert parse_runbook("x", GOOD).alert == "x"
+    with pytest.raises(RunbookError, match=word) as caught:
+        parse_runbook("x", text)
+    assert "\nTraceback" not in str(caught.value)
