@@ -83,20 +83,20 @@ class KVCacheManager:
         block_ids.extend(block.block_id for block in pool.get_new_blocks(num_new_blocks))
         return True
 
-    def record_first_admission(self, request: Request) -> None:
-        """Counts a request's prefix lookup, once, when it is first admitted (not on return from preemption).
+    def record_first_admission(self, request: Request, computed_blocks: Sequence[Block]) -> None:
+        """Counts the lookup of a request about to be admitted for the first time (not back from preemption).
 
         `evicted_before_reuse_total` grows by the number of full prompt blocks that missed although they had been
         cached and were evicted lately: among the last N evictions, N being the number of usable blocks, not
         computed again since, and not counted before.
         """
-        request.num_cached_tokens = request.num_computed_tokens
+        request.num_cached_tokens = len(computed_blocks) * self.block_size
         if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
             return
         self.prefix_stats.queries += request.num_prompt_tokens
         self.prefix_stats.hits += request.num_cached_tokens
         num_asked_blocks = (request.num_prompt_tokens - 1) // self.block_size
-        missed = request.block_hashes[request.num_indexed_blocks : num_asked_blocks]
+        missed = request.block_hashes[len(computed_blocks) : num_asked_blocks]
         self.evicted_before_reuse_total += self.block_pool.recent_evictions.take(missed)
 
     def cache_computed_blocks(self, request: Request) -> None:

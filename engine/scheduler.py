@@ -271,15 +271,15 @@ class Scheduler:
             reserved_blocks = self._watermark_blocks if self.running else 0
             if not manager.can_admit(request, hits, reserved_blocks):
                 break
+            if request.first_scheduled_time is None:
+                request.first_scheduled_time = self._clock()
+                manager.record_first_admission(request, hits)
             num_new = min(num_left, budget, chunk_limit)
             if not manager.allocate_slots(request, num_new, hits):
                 raise AssertionError(f"{request} was admitted but its first chunk does not fit")
             self.waiting.popleft()
             self.running.append(request)
             request.status = RequestStatus.RUNNING
-            if request.first_scheduled_time is None:
-                request.first_scheduled_time = self._clock()
-                manager.record_first_admission(request)
             entries.append(
                 ScheduledRequest(request, num_new, request.num_computed_tokens, num_new == num_left)
             )

@@ -96,6 +96,9 @@ def test_evict_on_allocate_and_no_stale_hash_on_a_reused_block() -> None:
     assert pool.get_cached_block(HASH[1]) is None
     assert pool.get_cached_block(HASH[0]) is first
     assert pool.evictions_total == 1
+    assert len(pool.recent_evictions) == 1
+    pool.cache_full_block(reused, HASH[1])  # computed again: nothing is missing any more
+    assert len(pool.recent_evictions) == 0
 
 
 def test_a_referenced_block_is_never_evicted() -> None:

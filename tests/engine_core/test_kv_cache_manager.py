@@ -64,6 +64,18 @@ def test_a_hit_stops_at_the_first_block_that_is_missing() -> None:
     assert len(manager.get_computed_blocks(request_of([9, 9, 2, 3, 4, 5, 6]))) == 0
 
 
+def test_a_block_whose_parent_is_gone_is_not_hit() -> None:
+    manager = KVCacheManager(5, 2)
+    owner = request_of(list(range(6)))
+    compute(manager, owner)
+    last = manager.block_pool.blocks[owner.block_ids[2]]
+    manager.free(owner)
+    manager.block_pool.touch([last])  # held on, while the block before it is evicted
+    manager.block_pool.get_new_blocks(2)
+    assert last.block_hash is not None
+    assert len(manager.get_computed_blocks(request_of(list(range(7))))) == 1
+
+
 def test_a_block_is_findable_only_once_it_is_full_and_computed() -> None:
     manager = KVCacheManager(16, 4)
     owner = request_of(list(range(12)))
@@ -176,8 +188,9 @@ def test_prompt_logprobs_need_every_position_and_skip_the_cache() -> None:
     manager = KVCacheManager(16, 2)
     compute(manager, request_of(list(range(6))))
     reader = request_of(list(range(6)), prompt_logprobs=0)
+    assert manager.get_computed_blocks(reader) == []
+    manager.record_first_admission(reader, [])
     compute(manager, reader)
-    manager.record_first_admission(reader)
     assert manager.prefix_stats.queries == 0
     later = request_of(list(range(6)))
     assert len(manager.get_computed_blocks(later)) == 2
@@ -186,8 +199,8 @@ def test_prompt_logprobs_need_every_position_and_skip_the_cache() -> None:
 def test_without_prefix_caching_nothing_is_hashed_or_found() -> None:
     manager = KVCacheManager(16, 2, enable_prefix_caching=False)
     owner = request_of(list(range(6)))
+    manager.record_first_admission(owner, manager.get_computed_blocks(owner))
     compute(manager, owner)
-    manager.record_first_admission(owner)
     manager.free(owner)
     assert owner.block_hashes == []
     assert manager.get_computed_blocks(request_of(list(range(6)))) == []
@@ -197,8 +210,7 @@ def test_without_prefix_caching_nothing_is_hashed_or_found() -> None:
 
 def admit(manager: KVCacheManager, tokens: list[int]) -> Request:
     request = request_of(tokens)
-    assert manager.allocate_slots(request, 1, manager.get_computed_blocks(request))
-    manager.record_first_admission(request)
+    manager.record_first_admission(request, manager.get_computed_blocks(request))
     assert compute(manager, request)
     return request
 
