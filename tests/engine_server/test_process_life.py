@@ -1,0 +1,160 @@
+"""How an engine process starts, refuses to start, and ends: exit codes, one sentence each, signals, its parent's death."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.supervisor import EngineExit, EngineStartError, EngineSupervisor
+
+pytestmark = pytest.mark.xdist_group("engine_server_life")
+
+REPO = Path(__file__).parents[2]
+# The pool takes nearly the whole device, so that the activations of a large batch no longer fit.
+OVERCOMMITTED = ("--device-memory", "64MiB", "--kv-cache-memory-bytes", "200MiB")
+
+
+def refused(server: Any, code: int) -> str:
+    """The sentence with which a server refused to start."""
+    assert server.wait() == code, server.log
+    assert "Traceback" not in server.log
+    (sentence,) = [line for line in server.log.splitlines() if line.startswith("kvoncall serve: ")]
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--no-such-flag",), "--no-such-flag"),
+        (("--max-num-seqs", "many"), "--max-num-seqs"),
+        (("--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization"),
+        (("--model", "/does/not/exist"), "/does/not/exist"),
+    ],
+)
+def test_bad_flags_and_model_exit_2(start_server: Any, flags: tuple[str, ...], words: str) -> None:
+    assert words in refused(start_server(*flags), 2)
+
+
+def test_corrupt_weights_exit_2(start_server: Any, model_dir: Path, tmp_path: Path) -> None:
+    corrupt = tmp_path / "corrupt"
+    shutil.copytree(model_dir, corrupt)
+    (corrupt / "model.safetensors").write_bytes(b"\x00" * 100)
+    assert "model.safetensors" in refused(start_server("--model", str(corrupt)), 2)
+
+
+def test_port_in_use_exits_3(start_server: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert port in refused(start_server("--port", port), 3)
+
+
+def test_overcommitted_memory_exits_12_with_its_reason(start_server: Any) -> None:
+    server = start_server(*OVERCOMMITTED)
+    assert server.wait() == 12, server.log
+    assert "engine died: out of memory: " in server.log
+    assert str(64 * 1024**2) in server.log
+
+
+def test_sigterm_finishes_short_requests_and_exits_0(start_server: Any, model_dir_without_template: Path) -> None:
+    server = start_server("--model", str(model_dir_without_template), "--num-gpu-blocks-override", "40").wait_ready()
+    error = httpx.post(
+        server.base_url + "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, timeout=60
+    )
+    assert error.status_code == 400
+    assert "chat template" in error.json()["error"]["message"]
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        body = {"prompt": "x", "max_tokens": 100, "ignore_eos": True}
+        answers.append(httpx.post(server.base_url + "/v1/completions", json=body, timeout=60))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not httpx.get(server.base_url + "/debug/requests").json()["requests"] and thread.is_alive():
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait() == 0, server.log
+    thread.join(30)
+    assert answers[0].status_code in (200, 503), "served to its end, or told that the engine is shutting down"
+    assert "Traceback" not in server.log
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server.base_url + "/health")
+
+
+def test_real_engine_under_the_supervisor(
+    model_dir: Path, tmp_path: Path, wait_until: Callable[..., None], metric_values: Callable[..., Any]
+) -> None:
+    """Start, kill -9, restart into an out-of-memory configuration, and back."""
+    exits: list[EngineExit] = []
+    flags = ["--model", str(model_dir), "--num-gpu-blocks-override", "40", "--device-memory", "64MiB"]
+    supervisor = EngineSupervisor(flags, log_dir=tmp_path, on_exit=exits.append)
+    try:
+        supervisor.start()
+        assert supervisor.base_url
+        first_start = metric_values(supervisor.base_url)["process_start_time_seconds"]
+        pid = supervisor.status().pid
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: exits)
+        assert (exits[0].reason, supervisor.status().state) == ("killed", "crashed")
+
+        with pytest.raises(EngineStartError) as caught:
+            supervisor.restart([*flags[:2], *OVERCOMMITTED])
+        assert caught.value.exit.reason == "oom"
+        assert caught.value.exit.code == 12
+        assert caught.value.exit.message.startswith("engine died: out of memory")
+
+        supervisor.restart(flags)
+        assert metric_values(supervisor.base_url)["process_start_time_seconds"] > first_start
+    finally:
+        supervisor.stop()
+    assert supervisor.status().state == "stopped"
+    wait_until(lambda: len(exits) == 3)
+    assert exits[-1].reason == "stopped"
+
+
+@pytest.mark.parametrize("moment", ["loading", "running"])
+def test_engine_dies_with_a_parent_that_was_killed(
+    model_dir: Path, tmp_path: Path, moment: str, wait_until: Callable[..., None]
+) -> None:
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom engine.supervisor import EngineSupervisor\n"
+        "import threading\n"
+        "s = EngineSupervisor(['--model', sys.argv[1], '--num-gpu-blocks-override', '40'], log_dir=Path(sys.argv[2]))\n"
+        "t = threading.Thread(target=s.start, daemon=True); t.start()\n"
+        "while s.status().state != sys.argv[3]: time.sleep(0.01)\n"
+        "print(s.status().pid, flush=True)\ntime.sleep(600)\n"
+    )
+    state = {"loading": "starting", "running": "running"}[moment]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(model_dir), str(tmp_path), state],
+        stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert parent.stdout
+    child = int(parent.stdout.readline())
+    assert Path(f"/proc/{child}").exists()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    def is_over() -> bool:
+        try:
+            return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    wait_until(is_over, timeout_s=60)  # a zombie is init's to collect, where there is an init
