@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from probe.alerts.rules import DEFAULT_RULES, Rule
@@ -197,3 +198,51 @@ class Monitor:
         except StoreError as error:
             self._problem = str(error)
             log.warning("The watch stopped, but: %s", error)
+
+
+def watch(store: Store, *, seconds: float | None = None, report: Callable[[str], None]) -> int:
+    """Watch headless until SIGINT or SIGTERM, or for `seconds`; `report` gets a line for each thing that changes.
+
+    Returns the exit status: 0. Call it from the main thread.
+    """
+    ended = threading.Event()
+    handlers = {s: signal.signal(s, lambda *_: ended.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+    monitor = Monitor(store)
+    monitor.start()
+    deadline = float("inf") if seconds is None else time.monotonic() + seconds
+    said: dict[str, str] = {}
+    seen: dict[int, str] = {}
+    try:
+        while not ended.wait(TICK_S) and time.monotonic() < deadline:
+            _report_status(monitor.status(), said, report)
+            _report_alerts(store, seen, report)
+    finally:
+        monitor.stop()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def _report_status(status: MonitorStatus, said: dict[str, str], report: Callable[[str], None]) -> None:
+    role = f"watching {status.targets} target{'' if status.targets == 1 else 's'}"
+    if not status.leader:
+        role = f"standing by: {status.leader_owner} watches this store" if status.leader_owner else "starting"
+    for topic, text in (("role", role), ("problem", status.problem or "")):
+        if said.get(topic, "") != text:
+            report(text or "the problem is over")
+            said[topic] = text
+
+
+def _report_alerts(store: Store, seen: dict[int, str], report: Callable[[str], None]) -> None:
+    try:
+        alerts = [a for a in reversed(store.alerts.history(limit=50)) if a.updated_at > time.time() - 60]
+    except StoreError:
+        return  # the status says so
+    present = {alert.id for alert in alerts}
+    for alert_id in [i for i, state in seen.items() if state == "pending" and i not in present]:
+        report(f"cleared before it fired: alert {alert_id}")
+        del seen[alert_id]
+    for alert in alerts:
+        if seen.get(alert.id) != alert.state:
+            report(f"{alert.state}: {alert.rule} on {alert.target}: {alert.summary} [{alert.coverage}]")
+            seen[alert.id] = alert.state

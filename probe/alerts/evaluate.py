@@ -215,7 +215,8 @@ def _absence(rule: Rule, signal: AbsenceSignal, view: View) -> Outcome:
 def _not_expected_up(signal: AbsenceSignal, view: View, last_up: float | None) -> str | None:
     """Why a target that does not answer is no incident, or None."""
     last = view.events[-1] if view.events else None
-    if last and last.kind == "engine_exit" and last.data.get("reason") == "stopped":
+    stopped = last is not None and last.kind == "engine_exit" and last.data.get("reason") == "stopped"
+    if last and stopped and (last_up is None or last_up <= last.ts):
         return "stopped on purpose"
     planned = last is not None and last.kind != "engine_exit" and not last.data.get("unexpected")
     begun = max(view.target.created_at, last.ts if last and planned else 0.0)

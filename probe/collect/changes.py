@@ -44,7 +44,7 @@ class Finding:
 
 
 class ChangeDetector:
-    """Remembers the last values of one target's counters, its start time, and what went wrong since it last answered."""
+    """Remembers the last values of one target's counters, its start time, and what went wrong since."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._counters = dialect.counters

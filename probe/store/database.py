@@ -43,7 +43,7 @@ class Database:
 
     def __init__(self, location: Path | str, *, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> None:
         url = _url_of(location)
-        self.where = (url.database or ":memory:") if url.drivername.startswith("sqlite") else url.render_as_string()
+        self.where = str(url.database) if url.drivername.startswith("sqlite") else url.render_as_string()
         with self.errors():
             self.readers = _create_engine(url, busy_timeout_ms)
         self.writers = self.readers.execution_options(kvoncall_writes=True)
@@ -147,6 +147,8 @@ def _url_of(location: Path | str) -> URL:
             return make_url(location)  # the driver is missing; opening says so
         if url.get_backend_name() not in ("sqlite", "postgresql"):
             raise StoreError(f"The database {url.get_backend_name()} is not supported: use sqlite or postgresql.")
+        if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+            raise StoreError("The store needs a file that several connections can share: use sqlite:///FILE.")
         return url
     directory = Path(location)
     try:

@@ -67,7 +67,7 @@ class Samples:
             .order_by(SeriesRow.metric, SeriesRow.id)
         )
         with self._database.read() as session:
-            rows = session.execute(query).tuples().all()
+            rows = session.execute(query).all()
         last: dict[str, int] = {}
         for metric, _, ts_ms, _ in rows:
             last[metric] = max(ts_ms, last.get(metric, ts_ms))
@@ -102,7 +102,7 @@ class Samples:
         if until is not None:
             query = query.where(SampleRow.ts_ms <= to_ms(until))
         with self._database.read() as session:
-            rows = session.execute(query).tuples().all()
+            rows = session.execute(query).all()
         columns: dict[str, list[Any]] = {"ts": [r[1] / 1000 for r in rows], "value": [r[2] for r in rows]}
         for name in sorted({name for _, found in series.values() for name in found}):
             columns[name] = [series[r[0]][1].get(name, "") for r in rows]
@@ -117,7 +117,7 @@ class Samples:
             .order_by(SampleRow.series_id, SampleRow.ts_ms)
         )
         with self._database.read() as session:
-            rows = session.execute(query).tuples().all()
+            rows = session.execute(query).all()
         return [Sample(target, *series[series_id], ts_ms / 1000, value) for series_id, ts_ms, value in rows]
 
     def prune(self, before: float) -> int:
@@ -136,7 +136,7 @@ class Samples:
             SeriesRow.target_id == self._target_id(target), SeriesRow.metric.in_(metrics)
         )
         with self._database.read() as session:
-            rows = session.execute(query).tuples().all()
+            rows = session.execute(query).all()
         found = {series_id: (metric, json.loads(text)) for series_id, metric, text in rows}
         return {i: s for i, s in found.items() if labels.items() <= s[1].items()}
 

@@ -59,7 +59,6 @@ class _Trouble:
     sentence: str
     attempts: int = 0
     lost: int = 0
-    late: int = 0
 
 
 class Writer:
@@ -162,8 +161,8 @@ class Writer:
 
     def _answer(self, call: _Call) -> None:
         try:
-            if call.flush and self._pending:
-                raise StoreError(self.notice or "The samples could not be written.")
+            if call.flush and self._trouble:
+                raise StoreError(self._trouble.sentence)
             if call.flush:
                 call.done.set_result(None)
                 return
@@ -174,16 +173,20 @@ class Writer:
             call.done.set_exception(error)
 
     def _write_pending(self) -> None:
-        batch = self._pending
         try:
-            with self._database.writers.begin() as connection:
-                found = self._write(connection, batch)
-                if self._trouble:
-                    self._trouble.late += len(batch)
-                    _report(connection, self._trouble)
+            try:
+                self._commit_pending()
+            except exc.IntegrityError:
+                self._series.clear()  # retention, here or in another process, may have removed series
+                self._commit_pending()
         except Exception as error:
             self._failed(error)
-            return
+
+    def _commit_pending(self) -> None:
+        with self._database.writers.begin() as connection:
+            found = self._write(connection, self._pending)
+            if self._trouble:
+                _report(connection, self._trouble, late=len(self._pending))
         self._series.update(found)
         self._pending = []
         self._trouble = None
@@ -209,7 +212,6 @@ class Writer:
         trouble = self._trouble
         trouble.sentence = sentence
         trouble.attempts += 1
-        self._series.clear()  # another process may have removed series
         if not isinstance(error, exc.OperationalError) and trouble.attempts > 1:
             # The database works but refuses these rows; trying for ever would block all later ones.
             log.error("%s %d samples are lost.", sentence, len(self._pending))
@@ -225,13 +227,13 @@ def _register_series(connection: Connection, keys: set[tuple[int, str, str]]) ->
     query = select(SeriesRow.target_id, SeriesRow.metric, SeriesRow.labels, SeriesRow.id).where(
         SeriesRow.target_id.in_({key[0] for key in keys})
     )
-    return {(t, m, labels): series_id for t, m, labels, series_id in connection.execute(query).tuples()}
+    return {(t, m, labels): series_id for t, m, labels, series_id in connection.execute(query)}
 
 
-def _report(connection: Connection, trouble: _Trouble) -> None:
+def _report(connection: Connection, trouble: _Trouble, *, late: int) -> None:
     lasted = time.time() - trouble.since
     message = f"Samples could not be written for {lasted:.1f} s: {trouble.sentence}"
-    message += f" {trouble.late} were written late, {trouble.lost} were lost."
+    message += f" {late} were written late, {trouble.lost} were lost."
     connection.execute(
         cast("Table", EventRow.__table__).insert(),
         {
@@ -240,6 +242,6 @@ def _report(connection: Connection, trouble: _Trouble) -> None:
             "kind": "store_error",
             "severity": "error" if trouble.lost else "warning",
             "message": message,
-            "data": {"lasted_s": lasted, "late": trouble.late, "lost": trouble.lost, "attempts": trouble.attempts},
+            "data": {"lasted_s": lasted, "late": late, "lost": trouble.lost, "attempts": trouble.attempts},
         },
     )
