@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.config import ConfigError, EngineConfig
 from engine.supervisor import EngineExit, EngineStartError, EngineSupervisor, SupervisorStatus
 from probe.load.background import BackgroundLoad, BackgroundStatus
+from probe.replay.drill import exit_data
 from probe.store import Store
 
 NAME = "embedded"
@@ -56,11 +56,11 @@ class EmbeddedEngine:
 
     def start(self, reason: str, flags: Sequence[str] | None = None) -> None:
         """Starts the process (with new flags, if given); raises `ConfigError` when they are wrong."""
-        self._change("starting", reason, flags, lambda new: self._start(reason, new))
+        self._change("starting", "engine_start", reason, flags)
 
     def restart(self, reason: str, flags: Sequence[str] | None = None) -> None:
         """Restarts the process (with new flags, if given); raises `ConfigError` when they are wrong."""
-        self._change("restarting", reason, flags, lambda new: self._restart(reason, new))
+        self._change("restarting", "engine_restart", reason, flags)
 
     def stop(self, reason: str) -> None:
         """Stops the process and its traffic."""
@@ -91,20 +91,18 @@ class EmbeddedEngine:
         self._jobs.put(None)
         if self._load is not None:
             self._load.stop()
+        if self.supervisor.status().state == "running":
+            self._stop("the app was stopped")
         self.supervisor.stop()
         self._worker.join(timeout=30)
 
     # The worker.
 
-    def _change(
-        self, what: str, reason: str, flags: Sequence[str] | None, job: Callable[[list[str] | None], None]
-    ) -> None:
+    def _change(self, what: str, kind: str, reason: str, flags: Sequence[str] | None) -> None:
         new = None if flags is None else list(flags)
         if new is not None:
             EngineConfig.from_args(new)
-        if not reason.strip():
-            raise ConfigError("give a reason: it is kept with the event")
-        self._jobs.put((what, lambda: job(new)))
+        self._jobs.put((what, lambda: self._bring_up(kind, reason, new)))
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -121,28 +119,32 @@ class EmbeddedEngine:
             finally:
                 with self._lock:
                     self._busy = None
+                self._jobs.task_done()
 
     def _fail(self, message: str) -> None:
         with self._lock:
             self._problem = message
 
-    def _start(self, reason: str, flags: list[str] | None) -> None:
-        if flags is None:
-            self.supervisor.start()
-        else:
-            self._note_flags(flags, reason)
-            self.supervisor.restart(flags)
-        self._started("engine_start", reason)
-
-    def _restart(self, reason: str, flags: list[str] | None) -> None:
+    def _bring_up(self, kind: str, reason: str, flags: list[str] | None) -> None:
+        """The target is registered even when the start fails: an engine that is down has to be seen."""
         if flags is not None:
             self._note_flags(flags, reason)
-        self.supervisor.restart(flags)
-        self._started("engine_restart", reason)
+        try:
+            if kind == "engine_start" and flags is None:
+                self.supervisor.start()
+            else:
+                self.supervisor.restart(flags)
+        finally:
+            self._register(self.supervisor.status())
+        status = self.supervisor.status()
+        self._store.events.add(NAME, kind, reason, data={"flags": list(status.flags), "pid": status.pid})
+        if self._load is not None:
+            self._load.start()
 
     def _stop(self, reason: str) -> None:
+        """The event comes first: whoever watches then knows that the engine is missing on purpose."""
+        self._store.events.add(NAME, "engine_exit", f"stopped on purpose: {reason}", data={"reason": "stopped"})
         self.supervisor.stop()
-        self._store.events.add(NAME, "engine_exit", f"stopped by the operator: {reason}", data={"reason": "stopped"})
 
     def _note_flags(self, flags: list[str], reason: str) -> None:
         before = self.supervisor.status().flags
@@ -150,17 +152,10 @@ class EmbeddedEngine:
             NAME, "flags_changed", reason, data={"from": list(before), "to": flags, "reason": reason}
         )
 
-    def _started(self, kind: str, reason: str) -> None:
-        status = self.supervisor.status()
-        self._register(status)
-        self._store.events.add(NAME, kind, reason, data={"flags": list(status.flags), "pid": status.pid})
-        if self._load is not None:
-            self._load.start()
-
     def _register(self, status: SupervisorStatus) -> None:
-        self._store.targets.upsert(
-            NAME, url=self.supervisor.base_url, kind="embedded", engine="kvoncall", flags=list(status.flags)
-        )
+        if status.base_url is not None:
+            flags = list(status.flags)
+            self._store.targets.upsert(NAME, url=status.base_url, kind="embedded", engine="kvoncall", flags=flags)
 
     def _load_url(self) -> str | None:
         return self.supervisor.base_url if self.supervisor.status().state == "running" else None
@@ -169,7 +164,5 @@ class EmbeddedEngine:
         """Called by the supervisor's thread when the process ended by itself or by `stop`."""
         if exit_.reason == "stopped":
             return
-        data: dict[str, Any] = {
-            "reason": exit_.reason, "code": exit_.code, "uptime_s": exit_.uptime_s, "log_tail": list(exit_.log_tail)
-        }  # fmt: skip
+        data = {**exit_data(exit_), "log_tail": list(exit_.log_tail)}
         self._store.events.add(NAME, "engine_exit", exit_.message, severity="critical", data=data, ts=exit_.at)

@@ -21,7 +21,7 @@ from app.embedded import NAME, EmbeddedEngine
 from engine.config import ConfigError
 from probe.monitor import Monitor
 from probe.replay.runner import ReplayRunner
-from probe.replay.scenario import get_scenario
+from probe.replay.scenario import ReplayError, get_scenario
 from probe.store import Store, StoreError, default_data_dir
 
 log = logging.getLogger("kvoncall.app")
@@ -94,7 +94,7 @@ class Runtime:
         self.monitor: Monitor | None = None
         self.engine = engine
         self._store = store
-        self._replays: list[threading.Thread] = []
+        self.replay_threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     @classmethod
@@ -164,14 +164,14 @@ class Runtime:
         """
         scenario = get_scenario(scenario_id)
         with self._lock:
-            self._replays = [thread for thread in self._replays if thread.is_alive()]
-            if self._replays:
+            self.replay_threads = [thread for thread in self.replay_threads if thread.is_alive()]
+            if self.replay_threads:
                 raise AppError("A replay is running already; wait for it to end or apply its change.")
-            runner = ReplayRunner(self.store, scenario, interactive=True, remedy=True)
+            runner = ReplayRunner(self.store, scenario, interactive=True, log_dir=self.options.log_dir)
             name = f"replay-{scenario_id}"
             thread = threading.Thread(target=self._run_replay, args=(runner,), name=name, daemon=True)
             thread.start()
-            self._replays.append(thread)
+            self.replay_threads.append(thread)
         return runner.replay_id
 
     def _run_replay(self, runner: ReplayRunner) -> None:
@@ -179,8 +179,10 @@ class Runtime:
             self.engine.hold_load()
         try:
             runner.run()
+        except ReplayError as error:
+            log.warning("%s", error)
         except Exception:
-            log.exception("replay %s failed", runner.replay_id)  # the journal has the sentence for people
+            log.exception("replay %s failed", runner.replay_id)  # its result has the sentence for people
         finally:
             if self.engine is not None:
                 self.engine.release_load()
@@ -188,7 +190,7 @@ class Runtime:
     def replay_running(self) -> bool:
         """Whether a replay of this process is under way (waiting for its change included)."""
         with self._lock:
-            return any(thread.is_alive() for thread in self._replays)
+            return any(thread.is_alive() for thread in self.replay_threads)
 
     def close(self) -> None:
         """Stops load, engine and monitor and closes the store; drill engines end with this process."""

@@ -15,6 +15,7 @@ from app.embedded import NAME, EmbeddedEngine, EmbeddedSnapshot
 from app.runtime import get_runtime
 from app.ui import blocks, charts, debug, signals, words
 from app.ui.changes import flag_value
+from app.ui.forms import given
 from app.ui.guard import guarded, live, page
 from engine.config import EngineConfig
 from engine.supervisor import EngineExit
@@ -76,7 +77,7 @@ def confirm(what: str, engine: EmbeddedEngine) -> None:
     with guarded():
         st.markdown(effect)
         reason = st.text_input("Reason", key="engine-reason", placeholder="kept with the event")
-        if st.button(what.capitalize(), type="primary", key="engine-confirm"):
+        if st.button(what.capitalize(), type="primary", key="engine-confirm") and given(reason):
             {"start": engine.start, "stop": engine.stop, "restart": engine.restart}[what](reason)
             st.rerun()
 
@@ -91,7 +92,7 @@ def edit_flags(engine: EmbeddedEngine) -> None:
     )
     text = st.text_area("Flags", value=present, key="engine-flags", placeholder="--max-num-seqs 32")
     reason = st.text_input("Reason", key="engine-reason", placeholder="kept with the event")
-    if st.button("Restart with these flags", type="primary", key="engine-confirm"):
+    if st.button("Restart with these flags", type="primary", key="engine-confirm") and given(reason):
         with guarded():
             try:
                 flags = shlex.split(text)
@@ -185,8 +186,8 @@ def show_throughput(now: float) -> None:
     reader = signals.Reader(store, target, now - 300, now)
     window = max(10.0, 4 * target.scrape_interval_s)
     lines: dict[str, Any] = {
-        "generated": reader.increase("generation_tokens_total", window) / window,
-        "prompt": reader.increase("prompt_tokens_total", window) / window,
+        "generated": reader.rate("generation_tokens_total", window),
+        "prompt": reader.rate("prompt_tokens_total", window),
     }
     known = {name: line for name, line in lines.items() if np.isfinite(line).any()}
     if known:

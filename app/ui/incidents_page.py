@@ -112,10 +112,7 @@ def show_ended(replay: Replay) -> None:
     """Verdict, before/after, alerts and the whole journal."""
     store = get_runtime().store
     replay_view.show_head(replay)
-    result = replay.result or {}
-    if result.get("before") or result.get("after"):
-        st.markdown("**Before and after the change**")
-        st.table(replay_view.before_after(result), hide_index=True, border="horizontal")
+    replay_view.show_result(replay)
     replay_view.show_alerts(replay_view.alerts_of(store, replay), replay.id)
     with st.expander("Journal", expanded=replay.status != "done"):
         replay_view.show_journal(store.replays.journal(replay.id))

@@ -26,7 +26,7 @@ def choose_target(targets: Sequence[Target]) -> Target:
     kinds = {target.name: target.kind for target in targets}
     default = next((i for i, target in enumerate(targets) if target.kind == "embedded"), 0)
     chosen = st.selectbox(
-        "Target", names, index=default, key="target", bind="query-params",
+        "Target", names, index=default, key="shown", bind="query-params",
         format_func=lambda name: f"{name} ({kinds.get(name, 'gone')})",
     )  # fmt: skip
     return next((target for target in targets if target.name == chosen), targets[default])

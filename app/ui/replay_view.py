@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -84,32 +84,78 @@ def alerts_of(store: Store, replay: Replay) -> list[Alert]:
     return store.alerts.history(limit=200, target=replay.target)
 
 
+FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("completed", "requests completed", words.count),
+    ("failed", "requests failed", words.count),
+    ("not_sent", "requests never sent", words.count),
+    ("engine_exit", "engine died", str),
+    ("preemptions", "preemptions", words.count),
+    ("requests_preempted", "requests preempted at least once", words.count),
+    ("eviction_rate", "eviction rate", words.ratio),
+    ("kv_usage_peak", "KV usage, peak", words.ratio),
+    ("running_peak", "requests running, peak", words.count),
+    ("waiting_peak", "requests waiting, peak", words.count),
+    ("ttft_s.p95", "TTFT p95", words.seconds),
+    ("itl_s.p95", "inter-token latency p95", words.seconds),
+    ("e2e_s.p95", "whole request p95", words.seconds),
+    ("output_tokens_per_s", "output tokens/s", words.count),
+    ("kv_cache_bytes", "KV pool", words.size),
+    ("kv_cache_size_tokens", "tokens that fit", words.count),
+    ("activation_peak_bytes", "activation peak", words.size),
+    ("max_num_seqs", "--max-num-seqs", words.count),
+    ("max_num_batched_tokens", "--max-num-batched-tokens", words.count),
+    ("gpu_memory_utilization", "--gpu-memory-utilization", str),
+    ("kv_cache_memory_bytes", "--kv-cache-memory-bytes", words.count),
+)
+
+
 def before_after(result: Mapping[str, Any]) -> pd.DataFrame:
-    """Rows `figure, before, after` from the two dicts of a result, nested ones flattened, lists left out."""
-    before, after = _flat(result.get("before") or {}), _flat(result.get("after") or {})
-    names = list(before) + [name for name in after if name not in before]
-    rows = [{"figure": n, "before": _cell(before.get(n)), "after": _cell(after.get(n))} for n in names]
+    """Rows `figure, before, after` of what both runs measured and were started with; unknown in both is left out."""
+    before, after = result.get("before") or {}, result.get("after") or {}
+    rows = [
+        {"figure": label, "before": _cell(before, key, write), "after": _cell(after, key, write)}
+        for key, label, write in FIGURES
+        if _value(before, key) is not None or _value(after, key) is not None
+    ]
     return pd.DataFrame(rows, columns=["figure", "before", "after"])
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, item in value.items():
-        name = f"{prefix}{key}"
-        if isinstance(item, (list, tuple)) or key == "started_at":
-            continue
-        if isinstance(item, Mapping):
-            out.update(_flat(item, f"{name}."))
-        else:
-            out[name] = item
-    return out
+def _value(phase: Mapping[str, Any], key: str) -> Any:
+    value: Any = phase
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return words.DASH
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _cell(phase: Mapping[str, Any], key: str, write: Callable[[Any], str]) -> str:
+    value = _value(phase, key)
+    return words.DASH if value is None else write(value)
+
+
+def show_checks(result: Mapping[str, Any]) -> None:
+    """Every condition of "reproduced" and "verified" with what was measured."""
+    rows = [
+        {
+            "condition": check["name"],
+            "of": phase,
+            "met": "✔ yes" if check["ok"] else "✖ no",
+            "measured": str(check["measured"]),
+            "expected": check["expected"],
+        }
+        for phase, checks in (result.get("checks") or {}).items()
+        for check in checks
+    ]
+    if rows:
+        st.markdown("**Conditions**")
+        st.table(pd.DataFrame(rows), hide_index=True, border="horizontal")
+
+
+def show_result(replay: Replay) -> None:
+    """What an ended replay measured: figures before and after, conditions, and where the load came from."""
+    result = replay.result or {}
+    figures = before_after(result)
+    if len(figures):
+        st.markdown("**Before and after the change**")
+        st.table(figures, hide_index=True, border="horizontal")
+        st.caption(f"Measured on the drill engine under the same load twice: {result.get('load')}.")
+    show_checks(result)

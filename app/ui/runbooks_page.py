@@ -12,6 +12,8 @@ from app.embedded import NAME as EMBEDDED
 from app.runtime import Runtime, get_runtime
 from app.ui import changes as change_view
 from app.ui import replay_view, words
+from app.ui.facts import measured_facts
+from app.ui.forms import given
 from app.ui.guard import guarded, live, page
 from app.ui.links import link, param
 from probe.store import Alert, Replay, Store, Target
@@ -106,11 +108,11 @@ def propose(store: Store, runbook: Runbook, context: Context) -> Proposal:
     """A replay's own recommendation, where it has got that far; else computed from the target's facts."""
     if context.replay is not None:
         for entry in reversed(store.replays.journal(context.replay.id)):
-            if entry.step == "recommend" and entry.data and entry.data.get("changes"):
+            if entry.step == "recommend" and entry.data and "changes" in entry.data:
                 data = entry.data
-                return Proposal(data["changes"], data.get("refused") or (), str(data.get("summary") or entry.message))
+                return Proposal(data["changes"], data["refused"], data["summary"])
     assert context.target is not None
-    answer = recommend(runbook.id, from_facts(context.target.facts))
+    answer = recommend(runbook.id, from_facts(measured_facts(store, context.target, context.alert)))
     data = answer.to_dict()
     return Proposal(data["changes"], data["refused"], data["summary"])
 
@@ -150,8 +152,7 @@ def show_replay_state(runtime: Runtime, replay: Replay, proposal: Proposal) -> N
         confirm_drill(replay, proposal)
     if replay.status in replay_view.ENDED:
         replay_view.show_head(replay)
-        if replay.result and (replay.result.get("before") or replay.result.get("after")):
-            st.table(replay_view.before_after(replay.result), hide_index=True, border="horizontal")
+        replay_view.show_result(replay)
         link("incidents", "Open the replay", ":material/science:", replay=replay.id)
     else:
         show_progress(replay.id, replay.status)
@@ -184,10 +185,7 @@ def confirm_drill(replay: Replay, proposal: Proposal) -> None:
         )
         show_summary_of(proposal)
         reason = st.text_input("Reason", key="apply-reason", placeholder="kept in the journal")
-        if st.button("Apply", type="primary", key="apply-confirm"):
-            if not reason.strip():
-                st.error("Give a reason: it is kept in the journal.")
-                return
+        if st.button("Apply", type="primary", key="apply-confirm") and given(reason):
             store = get_runtime().store
             store.replays.append(replay.id, "apply", f"change confirmed in the app: {reason.strip()}")
             store.replays.request_apply(replay.id)
@@ -204,7 +202,7 @@ def confirm_embedded(proposal: Proposal) -> None:
         )
         show_summary_of(proposal)
         reason = st.text_input("Reason", key="apply-reason", placeholder="kept with the event")
-        if st.button("Apply", type="primary", key="apply-confirm"):
+        if st.button("Apply", type="primary", key="apply-confirm") and given(reason):
             engine = get_runtime().engine
             if engine is not None:
                 engine.restart(reason, change_view.changed_flags(engine.snapshot().status.flags, proposal.changes))

@@ -51,13 +51,30 @@ def increases(ts: Floats, values: Floats, at: Floats, window: float, max_age: fl
     """
     if len(ts) < 2:
         return np.full(len(at), np.nan)
+    total, first, last, known = _window(ts, values, at, window, max_age)
+    return np.where(known, total[last] - total[first], np.nan)
+
+
+def rates(ts: Floats, values: Floats, at: Floats, window: float, max_age: float) -> Floats:
+    """Growth per second over the part of the window that samples cover; NaN without two samples there."""
+    if len(ts) < 2:
+        return np.full(len(at), np.nan)
+    total, first, last, known = _window(ts, values, at, window, max_age)
+    covered = np.where(known, ts[last] - ts[first], np.nan)
+    return np.where(known, (total[last] - total[first]) / covered, np.nan)
+
+
+def _window(
+    ts: Floats, values: Floats, at: Floats, window: float, max_age: float
+) -> tuple[Floats, NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+    """The counter without its resets, the first and last sample of each window, and whether there are two."""
     step = np.diff(values)
     total = np.concatenate([[0.0], np.cumsum(np.where(step < 0, values[1:], step))])
     last = np.searchsorted(ts, at, side="right") - 1
     first = np.searchsorted(ts, at - window, side="left")
-    known = (last > first) & (last >= 0)
+    two = (last > first) & (last >= 0)
     last, first = np.clip(last, 0, len(ts) - 1), np.clip(first, 0, len(ts) - 1)
-    return np.where(known & (at - ts[last] <= max_age), total[last] - total[first], np.nan)
+    return total, first, last, two & (at - ts[last] <= max_age)
 
 
 def total(parts: Sequence[Floats], points: int) -> Floats:

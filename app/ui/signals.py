@@ -69,6 +69,12 @@ class Reader:
         ]
         return series.total(parts, POINTS)
 
+    def rate(self, metric: str, window_s: float | None = None) -> Floats:
+        """Growth of a counter per second, summed over series."""
+        window = window_s or self.window_s
+        parts = [series.rates(ts, v, self.at, window, self.max_age) for ts, v in series.by_label(self.frame(metric))]
+        return series.total(parts, POINTS)
+
 
 def now_of(line: Floats) -> float | None:
     """The newest value of a line, None when it is unknown."""
@@ -124,15 +130,18 @@ def _eviction_parts(reader: Reader, window_s: float) -> tuple[Floats, Floats]:
     finished = reader.increase("requests_finished_total", window_s)
     unknown = np.isnan(running) & np.isnan(finished)
     in_service = np.where(unknown, np.nan, np.nan_to_num(finished) + np.nan_to_num(running))
-    return reader.increase("preemptions_total", window_s), in_service
+    preempted = reader.increase("preemptions_total", window_s)
+    # As the evaluator counts: whoever is preempted is in service, though nothing finished and nothing runs.
+    return preempted, np.where(preempted > 0, np.fmax(in_service, 1.0), in_service)
 
 
 def tokens_per_second(reader: Reader) -> Signal:
     """Generated tokens per second."""
-    line = reader.increase("generation_tokens_total") / reader.window_s
+    line = reader.rate("generation_tokens_total")
     return Signal(
         "Tokens/s", now_of(line), line, "computed",
-        f"increase(generation_tokens_total) / {reader.window_s:g} s, summed over the target's engines.",
+        f"increase(generation_tokens_total) per second over the last {reader.window_s:g} s, summed over the "
+        "target's engines.",
         window_s=reader.window_s,
     )  # fmt: skip
 

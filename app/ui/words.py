@@ -32,6 +32,7 @@ class Mark:
 
 _TARGET = {
     "up": Mark("●", "up", "green"),
+    "running": Mark("●", "running", "green"),
     "down": Mark("✖", "down", "red"),
     "stale": Mark("◌", "stale", "orange"),
     "starting": Mark("◔", "starting", "blue"),
