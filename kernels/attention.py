@@ -161,14 +161,14 @@ def _backend(device: torch.device) -> Backend:
     if name == "torch":
         from kernels import torch_backend
 
-        return cast(Backend, torch_backend)
+        return cast("Backend", torch_backend)
     if name == "oracle":
         from kernels import oracle
 
-        return cast(Backend, oracle)
+        return cast("Backend", oracle)
     from kernels import triton_backend
 
-    return cast(Backend, triton_backend)
+    return cast("Backend", triton_backend)
 
 
 def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:

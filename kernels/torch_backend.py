@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -32,19 +33,30 @@ with warnings.catch_warnings():  # torch announces once per process that its CSR
 def reshape_and_cache(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write each token's key and value to its slot; negative slots are skipped. ValueError past the pool's end."""
     num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
-    slots = slot_mapping.numpy()
-    if slots.min() < 0:
-        keep = np.flatnonzero(slots >= 0)
-        slots, kept = slots[keep], torch.from_numpy(keep)
+    rows, kept = _cache_rows(slot_mapping.numpy().tobytes(), num_blocks, num_kv_heads, block_size)
+    if kept is not None:
         key, value = key.index_select(0, kept), value.index_select(0, kept)
-        if not slots.size:
-            return
-    if slots.max() >= num_blocks * block_size:
-        raise ValueError(f"slot_mapping names a slot outside the pool of {num_blocks * block_size} slots.")
-    first_rows = slots // block_size * (num_kv_heads * block_size) + slots % block_size
-    rows = torch.from_numpy((first_rows[:, None] + np.arange(num_kv_heads) * block_size).ravel())
     for cache, new in ((k_cache, key), (v_cache, value)):
         cache.view(-1, head_dim).index_copy_(0, rows, new.reshape(-1, head_dim).to(cache.dtype))
+
+
+@lru_cache(maxsize=2)
+def _cache_rows(
+    slot_mapping: bytes, num_blocks: int, num_kv_heads: int, block_size: int
+) -> tuple[Tensor, Tensor | None]:
+    """The rows of a cache viewed as [-1, head_dim] that the tokens' heads go to, and which tokens to keep if not all.
+
+    Every layer of a step asks for the same slots: the cache (by content) saves the arithmetic.
+    """
+    slots, kept = np.frombuffer(slot_mapping, dtype=np.int64), None
+    if slots.min() < 0:
+        kept = np.flatnonzero(slots >= 0)
+        slots = slots[kept]
+    if slots.size and slots.max() >= num_blocks * block_size:
+        raise ValueError(f"slot_mapping names a slot outside the pool of {num_blocks * block_size} slots.")
+    first_rows = slots // block_size * (num_kv_heads * block_size) + slots % block_size
+    rows = (first_rows[:, None] + np.arange(num_kv_heads) * block_size).ravel()
+    return torch.from_numpy(rows), None if kept is None else torch.from_numpy(kept)
 
 
 def paged_attention(

@@ -3,15 +3,16 @@
 Decodes become one ragged score matrix in CSR form: row (sequence, query head), one entry per visible token, the
 column being that token's row in the cache viewed as [num_blocks * num_kv_heads * block_size, head_dim]. The same
 indices drive scores and values, so nothing is gathered or padded to a dense batch.
-Rows of similar length form buckets padded to one length, so that one softmax call serves a bucket; a padding entry
-points at the sequence's first token and its score is set to -inf. Memory: 8 bytes (4 index, 4 score; 12 when the
-cache has 2**31 rows or more) per query head and visible token.
+Rows of similar length form buckets padded to one length, so that one softmax call serves a bucket. A padding entry
+points at its sequence's first token, and its score is set to -inf. Memory: 8 bytes (index and score) per query
+head and visible token, 12 when the cache has 2**31 rows or more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,18 +24,22 @@ from kernels.attention import AttentionMetadata
 # A bucket may waste this many score entries on padding: about what one more softmax call costs on a CPU.
 BUCKET_WASTE = 512
 
-Ints = NDArray[np.int64] | NDArray[np.int32]
+Ints = NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The part of the caches' and query's shape that indices depend on."""
+    """The part of the caches' and the query's shape that indices depend on; group = query heads per KV head."""
 
     num_blocks: int
     num_kv_heads: int
     block_size: int
     head_dim: int
     group: int
+
+    @property
+    def num_q_heads(self) -> int:
+        return self.num_kv_heads * self.group
 
     @property
     def num_rows(self) -> int:
@@ -60,10 +65,10 @@ class DecodePlan:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One prefill chunk: query rows [start, end) whose last position is seq_len - 1, and where its context lies.
+    """One prefill chunk: query rows [start, end), the last of them at position seq_len - 1.
 
-    rows: int64 [num_kv_heads * blocks], rows of the cache viewed as [num_blocks * num_kv_heads, block_size * head_dim],
-    KV head by KV head.
+    rows: int64 [num_kv_heads * blocks], KV head by KV head, the context's rows of the cache viewed as
+    [num_blocks * num_kv_heads, block_size * head_dim].
     """
 
     start: int
@@ -83,7 +88,7 @@ def build_plan(metadata: AttentionMetadata, shape: CacheShape, num_tokens: int, 
     starts = metadata.query_start_loc.tolist()
     lens = metadata.seq_lens.tolist()
     _check_values(metadata, starts, lens, num_tokens)
-    table = metadata.block_table.numpy().astype(np.int64)
+    table = metadata.block_table.numpy()
     num_decodes = metadata.num_decodes
     chunks = []
     for seq in range(num_decodes, len(lens)):
@@ -91,7 +96,7 @@ def build_plan(metadata: AttentionMetadata, shape: CacheShape, num_tokens: int, 
         if visible:
             rows = _block_rows(table[seq, : -(-lens[seq] // shape.block_size)], shape)
             chunks.append(Chunk(starts[seq + 1] - visible, starts[seq + 1], lens[seq], rows))
-    return Plan(_plan_decodes(table[:num_decodes], lens[:num_decodes], shape, dtype), chunks)
+    return Plan(_plan_decodes(table, lens[:num_decodes], shape, dtype), chunks)
 
 
 def _check_values(metadata: AttentionMetadata, starts: list[int], lens: list[int], num_tokens: int) -> None:
@@ -104,74 +109,80 @@ def _check_values(metadata: AttentionMetadata, starts: list[int], lens: list[int
         raise ValueError(f"seq_lens must lie between 0 and max_seq_len = {metadata.max_seq_len}.")
 
 
-def _plan_decodes(table: Ints, lens: list[int], shape: CacheShape, dtype: torch.dtype) -> DecodePlan | None:
-    order = sorted((seq for seq, length in enumerate(lens) if length), key=lambda seq: -lens[seq])
-    if not order:
-        return None
-    num_q_heads = shape.num_kv_heads * shape.group
-    buckets = _buckets(order, lens, num_q_heads)
-    row_lens = np.concatenate([np.full(len(seqs) * num_q_heads, lens[seqs[0]]) for seqs in buckets])
-    crow = np.concatenate([[0], np.cumsum(row_lens)])
-    index_dtype = np.int32 if max(shape.num_rows, int(crow[-1])) < 2**31 else np.int64
-    cols: Ints = np.empty(int(crow[-1]), dtype=index_dtype)
-    values = torch.zeros(cols.size, dtype=dtype)
-    views, padding, start = [], [np.empty(0, dtype=np.int64)], 0
-    for seqs in buckets:
-        end = start + len(seqs) * num_q_heads * lens[seqs[0]]
-        padding += _fill_bucket(cols[start:end], table[seqs], [lens[seq] for seq in seqs], shape, start)
-        views.append(values[start:end].view(-1, lens[seqs[0]]))
-        start = end
-    if cols.min() < 0 or cols.max() >= shape.num_rows:
+def _block_rows(blocks: Ints, shape: CacheShape) -> Tensor:
+    _check_blocks(blocks, shape)
+    rows = blocks.astype(np.int64) * shape.num_kv_heads + np.arange(shape.num_kv_heads)[:, None]
+    return torch.from_numpy(rows.ravel())
+
+
+def _check_blocks(blocks: Ints, shape: CacheShape) -> None:
+    if blocks.min() < 0 or blocks.max() >= shape.num_blocks:
         raise ValueError(f"block_table names a block outside the pool of {shape.num_blocks} blocks.")
-    crow_tensor, cols_tensor = torch.from_numpy(crow.astype(index_dtype)), torch.from_numpy(cols)
-    size = (row_lens.size, shape.num_rows)
+
+
+def _plan_decodes(table: Ints, lens: list[int], shape: CacheShape, dtype: torch.dtype) -> DecodePlan | None:
+    buckets = _buckets(lens, shape.num_q_heads)
+    if not buckets:
+        return None
+    seqs = [seq for bucket in buckets for seq in bucket]
+    padded_blocks = [-(-lens[bucket[0]] // shape.block_size) for bucket in buckets for _ in bucket]
+    crow, cols = _csr_indices(table, np.array(seqs), np.array(padded_blocks), shape)
+    padding = _pad(cols, crow, np.repeat([lens[seq] for seq in seqs], shape.num_q_heads))
+    values = torch.zeros(cols.size, dtype=dtype)
+    crow_tensor, cols_tensor = torch.from_numpy(crow.astype(cols.dtype)), torch.from_numpy(cols)
+    size = (crow.size - 1, shape.num_rows)
+    bucket_rows = np.cumsum([0] + [len(bucket) * shape.num_q_heads for bucket in buckets])
     return DecodePlan(
-        tokens=torch.tensor([seq for seqs in buckets for seq in seqs]),
+        tokens=torch.tensor(seqs),
         crow=crow_tensor,
         cols=cols_tensor,
         scores=torch.sparse_csr_tensor(crow_tensor, cols_tensor, values, size, check_invariants=False),
-        buckets=views,
-        padding=torch.from_numpy(np.concatenate(padding)),
+        buckets=[values[crow[lo] : crow[hi]].view(int(hi - lo), -1) for lo, hi in pairwise(bucket_rows)],
+        padding=torch.from_numpy(padding),
     )
 
 
-def _buckets(order: list[int], lens: list[int], num_q_heads: int) -> list[list[int]]:
-    """Group sequences, longest first, into buckets of similar length.
+def _buckets(lens: list[int], num_q_heads: int) -> list[list[int]]:
+    """Group the non-empty sequences into buckets of similar length, each longest first.
 
     torch splits rows evenly between threads, so the sequences are first dealt out to one hand per thread: each
     thread's share of the rows then holds about the same number of tokens.
     """
-    hands = [order[thread :: torch.get_num_threads()] for thread in range(torch.get_num_threads())]
+    order = sorted((seq for seq, length in enumerate(lens) if length), key=lambda seq: -lens[seq])
+    num_threads = torch.get_num_threads()
     buckets: list[list[int]] = []
-    for hand in hands:
-        waste = BUCKET_WASTE + 1
+    for hand in (order[thread::num_threads] for thread in range(num_threads)):
+        longest = waste = 0
         for seq in hand:
-            waste += (lens[buckets[-1][0]] - lens[seq]) * num_q_heads if waste <= BUCKET_WASTE else 0
-            if waste > BUCKET_WASTE:
+            waste += (longest - lens[seq]) * num_q_heads
+            if not longest or waste > BUCKET_WASTE:
+                longest, waste = lens[seq], 0
                 buckets.append([])
-                waste = 0
             buckets[-1].append(seq)
     return buckets
 
 
-def _fill_bucket(cols: Ints, table: Ints, lens: list[int], shape: CacheShape, start: int) -> list[Ints]:
-    """Write the cache rows of one bucket to cols; return the positions of its padding, counted from `start`."""
-    block_size, num_q_heads, longest = shape.block_size, shape.num_kv_heads * shape.group, lens[0]
-    blocks = table[:, : -(-longest // block_size), None] * (shape.num_kv_heads * block_size)
-    rows = (blocks + np.arange(block_size)).reshape(len(lens), -1)[:, :longest]
-    padding = []
-    for i, length in enumerate(lens):
-        if length < longest:
-            rows[i, length:] = rows[i, 0]
-            heads = start + (i * num_q_heads + np.arange(num_q_heads)) * longest
-            padding.append((heads[:, None] + np.arange(length, longest)).ravel())
-    head_offsets = np.arange(shape.num_kv_heads)[:, None, None] * block_size
-    view = cols.reshape(len(lens), shape.num_kv_heads, shape.group, longest)
-    np.add(rows[:, None, None, :], head_offsets, out=view, casting="same_kind")
+def _csr_indices(table: Ints, seqs: Ints, padded_blocks: Ints, shape: CacheShape) -> tuple[Ints, Ints]:
+    """Row starts and columns when every (sequence, head) row takes that many whole blocks of the table."""
+    num_rows = seqs.size * shape.num_q_heads
+    row_blocks = np.repeat(padded_blocks, shape.num_q_heads)
+    first_block = np.concatenate([[0], np.cumsum(row_blocks)])
+    row = np.repeat(np.arange(num_rows), row_blocks)
+    nth = np.arange(row.size) - first_block[row]
+    blocks = table[np.repeat(seqs, shape.num_q_heads)[row], nth]
+    _check_blocks(blocks, shape)
+    dtype = np.int32 if max(shape.num_rows, row.size * shape.block_size) < 2**31 else np.int64
+    kv_head = (np.arange(num_rows) % shape.num_q_heads // shape.group).astype(dtype)
+    block_starts = (blocks.astype(dtype) * shape.num_kv_heads + kv_head[row]) * shape.block_size
+    cols = (block_starts[:, None] + np.arange(shape.block_size, dtype=dtype)).ravel()
+    return first_block * shape.block_size, cols
+
+
+def _pad(cols: Ints, crow: Ints, row_lens: Ints) -> Ints:
+    """Point every entry past its row's length at the row's first entry; return the positions of those entries."""
+    starts = crow[:-1] + row_lens
+    counts = crow[1:] - starts
+    offsets = np.cumsum(counts) - counts
+    padding = np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()))
+    cols[padding] = np.repeat(cols[crow[:-1]], counts)
     return padding
-
-
-def _block_rows(blocks: Ints, shape: CacheShape) -> Tensor:
-    if blocks.min() < 0 or blocks.max() >= shape.num_blocks:
-        raise ValueError(f"block_table names a block outside the pool of {shape.num_blocks} blocks.")
-    return torch.from_numpy((blocks * shape.num_kv_heads + np.arange(shape.num_kv_heads)[:, None]).ravel())
