@@ -1,6 +1,7 @@
 """`python -m engine.server FLAGS`: one engine process, from flags to exit code.
 
-Order: parse flags, import torch, bind the port, limit the memory, load the model, serve. Exit codes:
+Order: parse flags, read the model's config.json, bind the port, import torch, limit the memory, load the model,
+serve: whatever can be refused without torch is refused at once. Exit codes:
 0 stopped, 1 an unexpected error, 2 a flag, configuration or model that cannot work, 3 the port is in use,
 12 out of memory. Every refusal is one sentence on stderr.
 """
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from engine.config import ConfigError, EngineConfig
+from engine.config import ConfigError, EngineConfig, ModelDims
 
 if TYPE_CHECKING:
     from engine.async_engine import AsyncEngine
@@ -78,12 +79,13 @@ def _exit_at_end_of_stdin() -> None:
 
 
 def _serve(config: EngineConfig) -> int:
+    config.resolved_max_model_len(ModelDims.from_model_dir(config.model_dir))
+    sock = _bind(config.host, config.port)
     from engine.async_engine import AsyncEngine
     from engine.device import is_out_of_memory
     from engine.metrics import EngineMetrics
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    sock = _bind(config.host, config.port)
     server_failed = threading.Event()
     stop_serving: list[Callable[[], object]] = []
 
