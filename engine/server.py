@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.config import ConfigError, EngineConfig, ModelDims
 
@@ -81,6 +81,11 @@ def _exit_at_end_of_stdin() -> None:
 def _serve(config: EngineConfig) -> int:
     config.resolved_max_model_len(ModelDims.from_model_dir(config.model_dir))
     sock = _bind(config.host, config.port)
+    # Everything is imported before the memory limit: code is not the device's to pay for.
+    import uvicorn  # noqa: F401
+
+    import engine.api.app
+    import engine.engine  # noqa: F401
     from engine.async_engine import AsyncEngine
     from engine.device import is_out_of_memory
     from engine.metrics import EngineMetrics
@@ -97,19 +102,21 @@ def _serve(config: EngineConfig) -> int:
         for stop in stop_serving:
             stop()
 
-    metrics = EngineMetrics(config, lambda: engine.stats)
-    engine = AsyncEngine(lambda: _build(config, metrics), on_death=on_death, on_rejected=metrics.on_rejected)
+    metrics = EngineMetrics(config, lambda: async_engine.stats)
+    async_engine = AsyncEngine(lambda: _build(config, metrics), on_death=on_death, on_rejected=metrics.on_rejected)
     try:
-        llm = engine.start()
+        llm = async_engine.start()
     except ConfigError:
         raise
     except Exception as error:
         on_death(error)
         return EXIT_ERROR
     try:
-        asyncio.run(_run_http(config, engine, llm, metrics, sock, stop_serving))
+        asyncio.run(_run_http(config, async_engine, llm, metrics, sock, stop_serving))
+    except MemoryError as error:
+        _die_of_oom(error, config)
     finally:
-        stopped = engine.stop()
+        stopped = async_engine.stop()
     code = EXIT_ERROR if server_failed.is_set() else EXIT_STOPPED
     if not stopped:
         log.warning("the step in progress did not end in time; leaving it")
@@ -155,12 +162,15 @@ def _naming_the_port(sock: socket.socket, host: str, port: int) -> Iterator[None
 
 def _build(config: EngineConfig, metrics: EngineMetrics) -> LLMEngine:
     """Loads the model under the memory limit. Runs in the engine thread."""
+    import torch
+
     from engine.device import apply_memory_limit, resolve_device
     from engine.engine import LLMEngine
 
     started = time.monotonic()
     device = resolve_device(config)
     if device.type == "cpu":
+        torch.ones(2**20).exp_()  # torch starts its threads; their stacks are not the device's to hold
         held_before = _private_bytes()
         apply_memory_limit(config.device_memory)
         memory_used = lambda: max(0, _private_bytes() - held_before)  # noqa: E731
@@ -215,6 +225,13 @@ async def _run_http(
         )
     )  # fmt: skip
     loop = asyncio.get_running_loop()
+
+    def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if isinstance(error := context.get("exception"), MemoryError):
+            engine.die(error)
+        loop.default_exception_handler(context)
+
+    loop.set_exception_handler(on_loop_error)
 
     def stop() -> None:
         if server.should_exit:

@@ -37,6 +37,8 @@ PORT_RETRIES = 5
 RESTART_DELAY_S = 1.0  # doubles with each restart in the window
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 300.0
+# What allocators write when they abort or raise past engine.server: Rust, C++, torch, Python.
+OUT_OF_MEMORY = re.compile(r"memory allocation of \d+ bytes failed|std::bad_alloc|can't allocate memory|MemoryError")
 REASONS = {0: "stopped", 2: "config", 3: "port", 12: "oom"}  # by the exit codes of engine.server
 
 
@@ -310,11 +312,11 @@ def _describe_exit(child: _Child, code: int) -> EngineExit:
         reason, message = "stopped", "the engine was stopped"
     elif code in (-signal.SIGKILL, -signal.SIGTERM):
         reason, message = "killed", _killed_by(-code)
-    elif code < 0:
-        reason, message = "error", f"the engine died of {signal.Signals(-code).name}"
     else:
         reason = REASONS.get(code, "error")
         message = _last_words(tail, reason, code)
+        if reason == "error" and (found := OUT_OF_MEMORY.search("\n".join(tail))):
+            reason, message = "oom", f"engine died: out of memory: {found[0]}"
     return EngineExit(code, reason, message, tail, at, at - child.started_at)
 
 
@@ -332,6 +334,8 @@ def _last_words(tail: Sequence[str], reason: str, code: int) -> str:
         match = re.search(r"(engine died: .*)" if reason in ("oom", "error") else r"kvoncall serve: (.*)", line)
         if match:
             return match[1]
+    if code < 0:
+        return f"the engine died of {signal.Signals(-code).name}"
     last = next((line for line in reversed(tail) if line.strip()), "it wrote no log")
     return f"the engine exited with code {code}: {last.strip()}"
 

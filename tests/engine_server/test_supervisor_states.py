@@ -32,8 +32,9 @@ if step.startswith("exit:"):
     print({2: "kvoncall serve: --model is wrong; give another",
            3: f"kvoncall serve: port {port} is in use",
            12: "2026-01-01T00:00:00 CRITICAL engine died: out of memory: tried to allocate 5 bytes",
+           134: "memory allocation of 6144 bytes failed",
            }.get(code, "Traceback\nValueError: boom"), file=sys.stderr, flush=True)
-    sys.exit(code)
+    os.abort() if code == 134 else sys.exit(code)
 if step == "hang":
     time.sleep(600)
 if step == "deaf":
@@ -135,6 +136,7 @@ def test_sigkill_is_noticed_explained_and_leaves_no_zombie(make: Make, wait_unti
 @pytest.mark.parametrize(
     ("code", "reason", "message"),
     [
+        (134, "oom", "engine died: out of memory: memory allocation of 6144 bytes failed"),
         (12, "oom", "engine died: out of memory: tried to allocate 5 bytes"),
         (2, "config", "--model is wrong; give another"),
         (7, "error", "the engine exited with code 7: ValueError: boom"),
@@ -145,7 +147,7 @@ def test_exit_codes_at_start_are_classified(make: Make, code: int, reason: str, 
     with pytest.raises(EngineStartError) as caught:
         supervisor.start()
     assert caught.value.exit.reason == reason
-    assert caught.value.exit.code == code
+    assert caught.value.exit.code == (-signal.SIGABRT if code == 134 else code)
     assert caught.value.exit.message == str(caught.value) == message
     assert any("child starts" in line for line in caught.value.exit.log_tail)
     assert supervisor.status().state == "crashed"
