@@ -55,7 +55,7 @@ def bench_step(num_seqs: int = 256, steps: int = 200) -> dict[str, float | int]:
 
 
 def _fill_cache(scheduler: Scheduler, num_seqs: int, max_model_len: int) -> None:
-    """Leaves every block of the pool cached and free."""
+    """Leaves the pool free, and all of it cached but for the last, partly filled block of each request."""
     params = SamplingParams(max_tokens=1)
     for index in range(num_seqs):
         scheduler.add_request(Request(f"old-{index}", [10_000 + index] * (max_model_len - 1), params))

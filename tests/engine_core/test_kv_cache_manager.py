@@ -184,6 +184,18 @@ def test_freeing_a_request_twice_is_harmless_and_keeps_shared_blocks() -> None:
     assert manager.block_pool.num_free_blocks == 5
 
 
+def test_blocks_computed_again_after_preemption_and_eviction_are_cached_again() -> None:
+    manager = KVCacheManager(3, 2)
+    victim = request_of([1, 2, 3])
+    compute(manager, victim)
+    manager.free(victim)
+    victim.num_computed_tokens = 0
+    compute(manager, intruder := request_of([7, 7, 8, 8]))
+    manager.free(intruder)
+    compute(manager, victim)
+    assert len(manager.get_computed_blocks(request_of([1, 2, 3]))) == 1
+
+
 def test_prompt_logprobs_need_every_position_and_skip_the_cache() -> None:
     manager = KVCacheManager(16, 2)
     compute(manager, request_of(list(range(6))))
