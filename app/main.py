@@ -13,5 +13,6 @@ st.navigation(
         st.Page("app_pages/incidents.py", title="Incidents", icon=":material/science:"),
         st.Page("app_pages/alerts.py", title="Alerts", icon=":material/notifications:"),
         st.Page("app_pages/runbooks.py", title="Runbooks", icon=":material/menu_book:"),
-    ]
+    ],
+    position="top",
 ).run()

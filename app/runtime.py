@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.embedded import NAME, EmbeddedEngine
+from app.history import History
 from engine.config import ConfigError
 from probe.monitor import Monitor
 from probe.replay.runner import ReplayRunner
@@ -94,6 +95,7 @@ class Runtime:
         self.monitor: Monitor | None = None
         self.engine = engine
         self._store = store
+        self._history = History(store) if store is not None else None
         self.replay_threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
@@ -156,6 +158,13 @@ class Runtime:
         if self._store is None:
             raise AppError(self.problem or "The store is closed.")
         return self._store
+
+    @property
+    def history(self) -> History:
+        """Samples of the last hours; raises as `store` does."""
+        if self._history is None:
+            raise AppError(self.problem or "The store is closed.")
+        return self._history
 
     def start_replay(self, scenario_id: str) -> str:
         """Starts an interactive replay in a thread and returns its id; one at a time.

@@ -140,7 +140,7 @@ def show_signal(store: Store, alert: Alert) -> None:
         return
     margin = max(60.0 * target.time_scale, 4 * alert.window_s)
     until = min(time.time(), (alert.resolved_at or time.time()) + margin)
-    reader = signals.Reader(store, target, alert.pending_at - margin, until)
+    reader = signals.Reader(get_runtime().history, target, alert.pending_at - margin, until)
     line = signals.eviction_line(reader, alert.window_s)
     charts.lines(
         reader.at, {"eviction rate": line}, title="Eviction rate around the alert", y_format=".1%",

@@ -179,11 +179,11 @@ def show_pool(states: Sequence[int], block_size: int) -> None:
 
 def show_throughput(now: float) -> None:
     """Tokens per second of the last five minutes, from the store."""
-    store = get_runtime().store
-    target = store.targets.get(NAME)
+    runtime = get_runtime()
+    target = runtime.store.targets.get(NAME)
     if target is None:
         return
-    reader = signals.Reader(store, target, now - 300, now)
+    reader = signals.Reader(runtime.history, target, now - 300, now)
     window = max(10.0, 4 * target.scrape_interval_s)
     lines: dict[str, Any] = {
         "generated": reader.rate("generation_tokens_total", window),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from app.runtime import Runtime, get_runtime
+from app.runtime import get_runtime
 from app.ui import charts, signals, words
 from app.ui.guard import live, page
 from app.ui.links import link
@@ -17,25 +17,22 @@ from app.ui.tiles import fraction_note, tile
 from probe.store import Alert, Reading, Store, Target
 
 REFRESH_S = 2.0
+TILES_A_ROW = 4
 
 
 @page
 def render() -> None:
     """The page."""
     runtime = get_runtime()
+    targets = runtime.store.targets.list() if runtime.is_open else []
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.title("Overview")
-        targets = runtime.store.targets.list() if runtime.problem is None or runtime.is_open else []
         target = choose_target(targets) if targets else None
         range_s = choose_range()
-    show_problem(runtime)
-    show_now(target.name if target else None, range_s)
-
-
-def show_problem(runtime: Runtime) -> None:
-    """What went wrong at the start, as long as the app still runs."""
     if runtime.problem:
         st.error(runtime.problem)
+    if runtime.is_open:
+        show_now(target.name if target else None, range_s)
 
 
 @live(REFRESH_S)
@@ -51,7 +48,7 @@ def show_now(name: str | None, range_s: float) -> None:
             "or attach a server with `kvoncall watch --target URL`."
         )
     else:
-        show_targets(store, targets, now)
+        show_targets(targets, now)
     if name is not None:
         show_figures(store, name, range_s, now)
     show_events(store, now)
@@ -71,25 +68,22 @@ def alert_banner(alert: Alert, now: float) -> None:
     since = alert.firing_at if alert.state == "firing" and alert.firing_at else alert.pending_at
     mark = words.alert_mark(alert.state)
     text = f"**{mark.text}: {alert.rule}** on `{alert.target}` for {words.span(now - since)}. {alert.summary}"
-    with st.container(horizontal=True, vertical_alignment="center"):
+    with st.container(border=True):
         (st.error if alert.state == "firing" else st.warning)(text)
-        link("alerts", "Alert", ":material/notifications:", alert=alert.id)
-        link("runbooks", "Runbook", ":material/menu_book:", runbook=alert.runbook, alert=alert.id)
+        with st.container(horizontal=True):
+            link("alerts", "Alert", ":material/notifications:", alert=alert.id)
+            link("runbooks", "Runbook", ":material/menu_book:", runbook=alert.runbook, alert=alert.id)
 
 
-def show_targets(store: Store, targets: Sequence[Target], now: float) -> None:
+def show_targets(targets: Sequence[Target], now: float) -> None:
     """State of every target in a word and a shape, with the age of its data."""
-    rows = [
-        {
-            "target": target.name,
-            "state": words.target_mark(signals.target_state(store, target, now)).text,
-            "kind": target.kind,
-            "engine": target.engine,
-            "data": words.ago(signals.data_time(store, target), now),
-            "url": target.url,
-        }
-        for target in targets
-    ]
+    history = get_runtime().history
+    rows = []
+    for target in targets:
+        fresh = signals.freshness(history, target, now)
+        state, age = words.target_mark(fresh.state).text, words.ago(fresh.answered_at, now)
+        row = {"target": target.name, "state": state, "data": age, "kind": target.kind, "engine": target.engine}
+        rows.append({**row, "url": target.url})
     st.dataframe(pd.DataFrame(rows), hide_index=True, height="content")
 
 
@@ -99,38 +93,44 @@ def show_figures(store: Store, name: str, range_s: float, now: float) -> None:
     if target is None:
         st.info(f"Target `{name}` is gone.")
         return
-    reader = signals.Reader(store, target, now - range_s, now)
-    newest = signals.data_time(store, target)
-    st.caption(f"{name}: data of {words.clock(newest)}, {words.ago(newest, now)}; redrawn every {REFRESH_S:g} s.")
+    reader = signals.Reader(get_runtime().history, target, now - range_s, now)
+    newest = signals.freshness(get_runtime().history, target, now).answered_at
+    st.caption(f"`{name}`: data of {words.clock(newest)}, {words.ago(newest, now)}; redrawn every {REFRESH_S:g} s.")
     reading = eviction_reading(store, name)
     rate = signals.eviction_rate(reader, reading)
-    usage = signals.kv_usage(reader)
     running, waiting = signals.requests(reader)
-    with st.container(horizontal=True):
-        tile(usage, words.ratio, "measured, newest scrape")
-        tile(running, words.count, "measured, newest scrape")
-        tile(waiting, words.count, "measured, newest scrape")
-        tile(rate, words.ratio, fraction_note(rate, "preempted / in service"))
-        ttft = signals.ttft_p95(reader)
-        tile(ttft, words.seconds, f"computed, {words.span(ttft.window_s or 0)}")
-        tokens = signals.tokens_per_second(reader)
-        tile(tokens, words.count, f"computed, {words.span(tokens.window_s or 0)}")
-        hits = signals.prefix_hit_rate(reader)
-        tile(hits, words.ratio, fraction_note(hits, "hit / asked tokens"))
+    show_tiles(reader, rate, running, waiting)
     if reading is not None and reading.verdict == "below_floor":
         st.caption("Eviction rate: too little traffic in the window to alert on; shown, not judged.")
     left, right = st.columns(2)
     with left:
-        limit = reading.threshold if reading is not None else 0.05
-        threshold = charts.Threshold(limit, f"alert above {limit:.0%}")
+        limit = reading.threshold if reading is not None else signals.EVICTION_THRESHOLD
         charts.lines(
             reader.at, {"eviction rate": rate.line}, title="Eviction rate (preemptions / requests in service)",
-            y_format=".1%", threshold=threshold,
+            y_format=".1%", threshold=charts.Threshold(limit, f"alert above {limit:.0%}"),
         )  # fmt: skip
     with right:
-        charts.lines(
-            reader.at, {"running": running.line, "waiting": waiting.line}, title="Requests running and waiting"
-        )
+        lines = {"running": running.line, "waiting": waiting.line}
+        charts.lines(reader.at, lines, title="Requests running and waiting")
+
+
+def show_tiles(reader: signals.Reader, rate: signals.Signal, running: signals.Signal, waiting: signals.Signal) -> None:
+    """The figures, `TILES_A_ROW` beside each other (below each other on a phone)."""
+    ttft, tokens, hits = signals.ttft_p95(reader), signals.tokens_per_second(reader), signals.prefix_hit_rate(reader)
+    window = "computed, over {}"
+    tiles = [
+        (signals.kv_usage(reader), words.ratio, "measured"),
+        (running, words.count, "measured"),
+        (waiting, words.count, "measured"),
+        (rate, words.ratio, fraction_note(rate)),
+        (ttft, words.seconds, window.format(words.span(ttft.window_s or 0))),
+        (tokens, words.count, window.format(words.span(tokens.window_s or 0))),
+        (hits, words.ratio, fraction_note(hits)),
+    ]
+    for start in range(0, len(tiles), TILES_A_ROW):
+        for column, shown in zip(st.columns(TILES_A_ROW), tiles[start : start + TILES_A_ROW], strict=False):
+            with column:
+                tile(*shown)
 
 
 def eviction_reading(store: Store, target: str) -> Reading | None:

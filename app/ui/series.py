@@ -9,25 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-GAP_FACTOR = 4.0  # a pause longer than this many scrape intervals is a gap
-
-
-def by_label(frame: pd.DataFrame) -> list[tuple[Floats, Floats]]:
-    """Splits a range query (columns ts, value, labels...) into one (ts, value) pair per series, in time order."""
-    if frame.empty:
-        return []
-    labels = [column for column in frame.columns if column not in ("ts", "value")]
-    groups = [frame] if not labels else [group for _, group in frame.groupby(labels, dropna=False, sort=False)]
-    return [_arrays(group) for group in groups]
-
-
-def _arrays(frame: pd.DataFrame) -> tuple[Floats, Floats]:
-    ordered = frame.sort_values("ts")
-    return ordered["ts"].to_numpy(np.float64), ordered["value"].to_numpy(np.float64)
 
 
 def grid(since: float, until: float, points: int) -> Floats:

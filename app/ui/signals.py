@@ -6,19 +6,22 @@ counters over a window). The eviction rate now is the alert evaluator's own read
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
+from app.history import Floats, History, Line
 from app.ui import series
-from app.ui.series import Floats
-from probe.store import Reading, Store, Target
+from probe.alerts.evaluate import stale_after
+from probe.alerts.rules import EVICTION_STORM
+from probe.store import Reading, Target
 
-EVICTION_RULE = "eviction-storm"
+EVICTION_RULE = EVICTION_STORM.id
+EVICTION_THRESHOLD = EVICTION_STORM.threshold
 POINTS = 120
 RATE_WINDOW_S = 60.0
+UP_LOOK_BACK_S = 6 * 3600.0
+STALE_SLACK_S = 3.0  # samples are committed in batches
 
 
 @dataclass(frozen=True)
@@ -36,26 +39,24 @@ class Signal:
 
 
 class Reader:
-    """Reads one target's samples between `since` and `until`, each metric once."""
+    """Reads one target's samples between `since` and `until` on a grid of `POINTS` moments."""
 
-    def __init__(self, store: Store, target: Target, since: float, until: float) -> None:
-        self.store = store
+    def __init__(self, history: History, target: Target, since: float, until: float) -> None:
         self.target = target
         self.window_s = max(RATE_WINDOW_S * target.time_scale, 4 * target.scrape_interval_s)
-        self.max_age = series.GAP_FACTOR * target.scrape_interval_s + 1.0
+        self.max_age = stale_after(target.scrape_interval_s)
         self.at = series.grid(since, until, POINTS)
-        self._since = since - self.window_s
-        self._frames: dict[str, pd.DataFrame] = {}
+        self._history = history
+        # The longest window of any signal, so that the first moments of the grid are known too.
+        self._since = since - max(300.0 * target.time_scale, 20 * target.scrape_interval_s, self.window_s)
 
-    def frame(self, metric: str) -> pd.DataFrame:
-        """Samples of `metric`, the window before `since` included."""
-        if metric not in self._frames:
-            self._frames[metric] = self.store.samples.range(self.target.name, metric, self._since)
-        return self._frames[metric]
+    def lines(self, metric: str) -> list[Line]:
+        """The series of `metric`, the window before `since` included."""
+        return self._history.lines(self.target.name, metric, self._since)
 
     def gauges(self, metric: str) -> list[Floats]:
         """One line per series of a gauge."""
-        return [series.held(ts, v, self.at, self.max_age) for ts, v in series.by_label(self.frame(metric))]
+        return [series.held(line.ts, line.values, self.at, self.max_age) for line in self.lines(metric)]
 
     def gauge_sum(self, metric: str) -> Floats:
         """A count, summed over series."""
@@ -63,16 +64,16 @@ class Reader:
 
     def increase(self, metric: str, window_s: float | None = None) -> Floats:
         """Growth of a counter over the window, summed over series, resets counted as starts from zero."""
-        window = window_s or self.window_s
-        parts = [
-            series.increases(ts, v, self.at, window, self.max_age) for ts, v in series.by_label(self.frame(metric))
-        ]
-        return series.total(parts, POINTS)
+        return series.total([self.increase_of(line, window_s) for line in self.lines(metric)], POINTS)
+
+    def increase_of(self, line: Line, window_s: float | None = None) -> Floats:
+        """Growth of one series over the window."""
+        return series.increases(line.ts, line.values, self.at, window_s or self.window_s, self.max_age)
 
     def rate(self, metric: str, window_s: float | None = None) -> Floats:
         """Growth of a counter per second, summed over series."""
         window = window_s or self.window_s
-        parts = [series.rates(ts, v, self.at, window, self.max_age) for ts, v in series.by_label(self.frame(metric))]
+        parts = [series.rates(line.ts, line.values, self.at, window, self.max_age) for line in self.lines(metric)]
         return series.total(parts, POINTS)
 
 
@@ -160,40 +161,41 @@ def prefix_hit_rate(reader: Reader) -> Signal:
 def ttft_p95(reader: Reader) -> Signal:
     """95th percentile of time to first token from the histogram's buckets."""
     window = max(5 * reader.window_s, 20 * reader.target.scrape_interval_s)
-    frame = reader.frame("ttft_seconds_bucket")
+    parts: dict[float, list[Floats]] = {}
+    for bucket in reader.lines("ttft_seconds_bucket"):
+        parts.setdefault(float(bucket.labels["le"]), []).append(reader.increase_of(bucket, window))
     line = np.full(POINTS, np.nan)
-    if not frame.empty and "le" in frame.columns:
-        bounds = sorted(frame["le"].unique(), key=float)
-        stack = np.vstack([
-            series.total(
-                [series.increases(ts, v, reader.at, window, reader.max_age)
-                 for ts, v in series.by_label(frame[frame["le"] == le])], POINTS)
-            for le in bounds
-        ])  # fmt: skip
-        line = series.quantile(0.95, np.array([float(le) for le in bounds]), stack)
+    if parts:
+        bounds = sorted(parts)
+        stack = np.vstack([series.total(parts[le], POINTS) for le in bounds])
+        line = series.quantile(0.95, np.array(bounds), stack)
     return Signal(
         "TTFT p95", now_of(line), line, "computed",
         f"95th percentile of ttft_seconds over the last {window:g} s: the increases of the histogram's buckets are "
         "summed over engines, then interpolated. A value in the last open bucket is shown as that bucket's lower "
         "bound.",
-        window_s=window, denominator=None,
+        window_s=window,
     )  # fmt: skip
 
 
-def data_time(store: Store, target: Target) -> float | None:
-    """Time of the newest scrape that succeeded."""
-    latest = store.samples.latest(target.name)
-    times = [sample.ts for name, samples in latest.items() if name != "up" for sample in samples]
-    return max(times, default=None)
+@dataclass(frozen=True)
+class Freshness:
+    """`state`: up, down, stale (nothing new for several scrapes) or no data. `answered_at`: newest good scrape."""
+
+    state: str
+    answered_at: float | None
 
 
-def target_state(store: Store, target: Target, now: float | None = None) -> str:
-    """`up`, `down`, `stale` (nothing new for several intervals) or `no data`."""
-    samples = store.samples.latest(target.name).get("up", [])
-    if not samples:
-        return "no data"
-    newest = max(samples, key=lambda sample: sample.ts)
-    age = (time.time() if now is None else now) - newest.ts
-    if age > series.GAP_FACTOR * target.scrape_interval_s + 5.0:
-        return "stale"
-    return "up" if newest.value >= 1 else "down"
+def freshness(history: History, target: Target, now: float) -> Freshness:
+    """What the scrapes of the last hours say about a target."""
+    ups = history.lines(target.name, "up", now - UP_LOOK_BACK_S)
+    ts = np.concatenate([line.ts for line in ups]) if ups else np.array([])
+    if not len(ts):
+        return Freshness("no data", None)
+    values = np.concatenate([line.values for line in ups])
+    newest = int(np.argmax(ts))
+    answered = ts[values >= 1]
+    state = "up" if values[newest] >= 1 else "down"
+    if now - ts[newest] > stale_after(target.scrape_interval_s) + STALE_SLACK_S:
+        state = "stale"
+    return Freshness(state, float(answered.max()) if len(answered) else None)
