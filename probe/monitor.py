@@ -2,8 +2,8 @@
 
 Any number of processes may run a monitor on a store; exactly one leads, by a lease row that it renews, and the
 others stand by and take over when the lease runs out. The leader's alert writes check the lease inside their
-transaction, and its scrapes are dropped once it cannot be sure to hold it, so that a process that was stopped
-for a while and wakes up writes nothing beside its successor.
+transaction, and its scrapes wait while it cannot be sure to hold it, so that a process that was stopped for a
+while and wakes up writes nothing beside its successor.
 """
 
 from __future__ import annotations

@@ -37,12 +37,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class View:
-    """What a rule may look at: one target, its samples, its lifecycle events (oldest first), and the time."""
+    """What a rule may look at: one target, its samples, its lifecycle events (oldest first), and the time.
+
+    `unseen`: ids of events that no evaluation has looked at yet.
+    """
 
     target: Target
     window: Window
     events: Sequence[Event]
     now: float
+    unseen: frozenset[int] = frozenset()
 
     @property
     def stale_after_s(self) -> float:
@@ -123,7 +127,7 @@ def _ratio(rule: Rule, signal: RatioSignal, view: View) -> Outcome:
     missing = _why_no_data(signal.numerator, top, view)
     rises = [rise for s in top if (rise := increase(s, start, view.now))]
     if missing or not rises:
-        return Outcome("no_data", None, None, None, missing or "only one sample in the window so far", "")
+        return Outcome("no_data", None, None, None, missing or f"fewer than two samples in {rule.window_s:g} s", "")
     below = [increase(s, start, view.now) for name in signal.increases for s in view.window.series(name)]
     numerator = sum(rise.value for rise in rises)
     denominator = sum(rise.value for rise in below if rise)
@@ -159,6 +163,8 @@ def _saturation(rule: Rule, signal: SaturationSignal, view: View) -> Outcome:
         for s in _fresh(engines, view)
         if (usage := mean(s, start, view.now)) is not None
     ]
+    if not readings:
+        return Outcome("no_data", None, None, None, f"no data in the last {rule.window_s:g} s", "")
     queued = [r for r in readings if r[1] >= signal.min_queue]
     usage, waiting, engine = max(queued or readings)
     breach = bool(queued) and usage > rule.threshold
@@ -183,7 +189,8 @@ def _events(rule: Rule, signal: EventSignal, view: View, active_since: float | N
     up_for = longest_run_up(points, last.ts, view.stale_after_s)
     seen = f"{len(hits)} event{'s' if len(hits) > 1 else ''}, the last {max(0.0, view.now - last.ts):.0f} s ago"
     coverage = f"{seen}, up again for {min(up_for, signal.recover_s):.0f} of {signal.recover_s:.0f} s"
-    if up_for >= signal.recover_s:
+    # An engine that is back before anybody looked still makes one alert.
+    if up_for >= signal.recover_s and last.id not in view.unseen:
         return Outcome("ok", 0.0, 0.0, None, coverage, "")
     summary = f"{rule.title}: {last.message}"
     return Outcome("breach", float(len(hits)), float(len(hits)), None, coverage, summary)

@@ -22,11 +22,14 @@ class TargetEvaluator:
         self.rules = [scaled(rule, target) for rule in rules]
         self.window = Window({m for rule in rules for m in rule.metrics}, horizon_s(self.rules))
         self._events: dict[int, Event] = {}
+        self._unseen: frozenset[int] = frozenset()
         self._progress = {rule.id: Progress() for rule in self.rules}
-        self._reverted = dict(self._progress)
+        self._reverted = (self._progress, self._unseen)
 
-    def restore(self, alerts: Iterable[Alert]) -> None:
-        """Take over the active alerts found in the store."""
+    def restore(self, alerts: Iterable[Alert], events: Iterable[Event]) -> None:
+        """Take over the active alerts and the lifecycle events found in the store."""
+        self.add_events(events)
+        self._unseen = frozenset()
         for alert in alerts:
             if alert.rule in self._progress:
                 self._progress[alert.rule] = restore(alert)
@@ -39,6 +42,7 @@ class TargetEvaluator:
         """Lifecycle events of this target, in any order, seen before or not; whether any was new."""
         new = {e.id: e for e in events if e.kind in LIFECYCLE_KINDS and e.id not in self._events}
         self._events.update(new)
+        self._unseen |= new.keys()
         return bool(new)
 
     @property
@@ -48,10 +52,11 @@ class TargetEvaluator:
 
     def evaluate(self, now: float) -> list[AlertUpdate]:
         """One evaluation of every rule, as updates for the store; `revert` it if they cannot be written."""
-        self._reverted = dict(self._progress)
+        self._reverted = (dict(self._progress), self._unseen)
         self._forget_events(now)
         events = sorted(self._events.values(), key=lambda e: (e.ts, e.id))
-        view = View(self.target, self.window, events, now)
+        view = View(self.target, self.window, events, now, self._unseen)
+        self._unseen = frozenset()
         updates = []
         for rule in self.rules:
             before = self._progress[rule.id]
@@ -63,7 +68,8 @@ class TargetEvaluator:
 
     def revert(self) -> None:
         """Forget the last evaluation, so that the next one reports its changes of state again."""
-        self._progress = dict(self._reverted)
+        progress, unseen = self._reverted
+        self._progress, self._unseen = dict(progress), self._unseen | unseen
 
     def _read(self, rule: Rule, view: View, before: Progress) -> Outcome:
         outcome = evaluate(rule, view, before.active_since)

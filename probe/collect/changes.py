@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probe.collect.scrape import Scrape
-from probe.dialects import Dialect
 from probe.store import Sample, Target
 
 START_TIME = "process_start_time_seconds"
@@ -46,8 +45,8 @@ class Finding:
 class ChangeDetector:
     """Remembers the last values of one target's counters, its start time, and what went wrong since."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._counters = dialect.counters
+    def __init__(self, counters: frozenset[str]) -> None:
+        self._counters = counters
         self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self._started: float | None = None
         self._errors: set[str] = set()  # said since the last good scrape

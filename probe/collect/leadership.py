@@ -24,6 +24,7 @@ from probe.store import AlertUpdate, Event, Lease, Store, StoreError, Target
 # The owner of a supervisor announces a start once the engine is healthy, maybe after it was first scraped.
 ANNOUNCE_S = 5.0
 EVENT_OVERLAP_S = 30.0  # events are written with the time they happened, a little after it
+MAX_HELD = 10_000  # scrapes kept while the lease is in doubt
 MAX_IDLE_S = 2.0  # evaluate at least this often: absence makes no scrape
 
 
@@ -43,7 +44,7 @@ class _Watched:
 
     target: Target
     evaluator: TargetEvaluator
-    detector: ChangeDetector | None
+    detector: ChangeDetector
     due: bool = True  # something new since the last evaluation
     seen_at: float = 0.0  # when the newest observation or event came in
     evaluated_at: float = 0.0
@@ -61,6 +62,7 @@ class Leadership:
         self._lease: Lease | None = None
         self._valid_until = 0.0
         self._events_since = time.time() - EVENT_OVERLAP_S
+        self._held: deque[Observation] = deque(maxlen=MAX_HELD)
         self._findings: deque[tuple[str, Finding, float]] = deque()
 
     @property
@@ -71,6 +73,8 @@ class Leadership:
     def hold(self, lease: Lease, valid_until: float) -> None:
         """The lease in force, and until when (monotonic clock) this process may rely on it."""
         self._lease, self._valid_until = lease, valid_until
+        while self._held:
+            self._take(self._held.popleft())
 
     async def tick(self) -> None:
         """Follow the list of targets, write and read events, evaluate what is due; raises `StoreError`."""
@@ -119,19 +123,15 @@ class Leadership:
         store, now = self._store, time.time()
         evaluator = TargetEvaluator(target, self._rules)
         active = store.alerts.active(target.name)
-        evaluator.restore(active)
         horizon = evaluator.window.horizon_s
         metrics = {m for rule in self._rules for m in rule.metrics}
         evaluator.add_samples(store.samples.recent(target.name, metrics, now - horizon))
         since = min([now, *(a.pending_at for a in active)]) - horizon
-        evaluator.add_events(store.events.recent(None, target.name, LIFECYCLE_KINDS, since))
-        evaluator.add_events(store.events.recent(1, target.name, LIFECYCLE_KINDS))
-        detector = None
-        try:
-            detector = ChangeDetector(load_dialect(target.engine))
-            detector.seed(s for found in store.samples.latest(target.name).values() for s in found)
-        except DialectError:
-            pass  # every scrape of it says so
+        # The last one, however old, tells whether the engine is meant to run.
+        last = store.events.recent(1, target.name, LIFECYCLE_KINDS)
+        evaluator.restore(active, [*store.events.recent(None, target.name, LIFECYCLE_KINDS, since), *last])
+        detector = ChangeDetector(_counters(target.engine))
+        detector.seed(s for found in store.samples.latest(target.name).values() for s in found)
         return _Watched(target, evaluator, detector)
 
     async def _read_events(self) -> None:
@@ -148,15 +148,19 @@ class Leadership:
         self._events_since = max([self._events_since, *(e.ts for e in events if e.ts <= time.time())])
 
     async def _on_observation(self, seen: Observation) -> None:
-        """Take in one scrape, unless the lease may have run out while it was under way."""
+        """Take in one scrape; if the lease may have run out by now, only once it was renewed."""
+        if time.monotonic() < self._valid_until:
+            self._take(seen)
+        else:
+            self._held.append(seen)
+
+    def _take(self, seen: Observation) -> None:
         watched = self._watched.get(seen.target.name)
-        if watched is None or time.monotonic() >= self._valid_until:
+        if watched is None:
             return
         self._store.samples.write(seen.samples)
         watched.evaluator.add_samples(seen.samples)
         watched.due, watched.seen_at = True, time.time()
-        if watched.detector is None:
-            return
         last_good = watched.detector.last_good
         for finding in watched.detector.observe(seen):
             if finding.kind == "engine_restart":
@@ -202,6 +206,13 @@ class Leadership:
                 await asyncio.to_thread(self._store.targets.set_facts, target.name, facts)
             except StoreError:
                 return  # read again in a minute
+
+
+def _counters(engine: str) -> frozenset[str]:
+    try:
+        return load_dialect(engine).counters
+    except DialectError:
+        return frozenset()  # nothing of it can be read, as every scrape says
 
 
 def _stopped_on_purpose(watched: _Watched) -> bool:

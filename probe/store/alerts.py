@@ -85,7 +85,8 @@ class Alerts:
             rows = [dataclasses.asdict(update.reading) for update in todo]
             upsert(session.connection(), cast("Table", ReadingRow.__table__), rows, key=("rule", "target"))
             for update in todo:
-                _apply(session, update)
+                if update.reading.state != "inactive" or update.transitions:
+                    _apply(session, update)
 
         self._writer.call(work)
 

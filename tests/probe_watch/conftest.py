@@ -79,7 +79,7 @@ def serve(engine: FakeEngine) -> ThreadingHTTPServer:
             except OSError:
                 pass  # the scraper gave up
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, *args: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -90,12 +90,24 @@ def serve(engine: FakeEngine) -> ThreadingHTTPServer:
 
 
 @pytest.fixture
-def engine() -> Iterator[FakeEngine]:
-    fake = FakeEngine()
-    server = serve(fake)
-    yield fake
-    server.shutdown()
-    server.server_close()
+def engines() -> Iterator[Callable[[], FakeEngine]]:
+    """`engines()` serves one more engine."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start() -> FakeEngine:
+        fake = FakeEngine()
+        servers.append(serve(fake))
+        return fake
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def engine(engines: Callable[[], FakeEngine]) -> FakeEngine:
+    return engines()
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_close_waits_for_what_is_queued_and_reports_what_it_cannot_write(tmp_pat
     store.targets.upsert("e", url="http://x", kind="external")
     other = lock(tmp_path)
     store.samples.write(scrape("e", NOW))
-    with pytest.raises(StoreError, match="50 samples were not written: .*locked"):
+    with pytest.raises(StoreError, match=r"50 samples were not written: .*locked"):
         store.close()
     other.close()
 
