@@ -9,7 +9,7 @@ import functools
 import json
 import re
 from dataclasses import fields
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig, build_parser, flag_of
@@ -25,7 +25,7 @@ def embedded_flags() -> frozenset[str]:
 @functools.cache
 def catalog(engine: str) -> dict[str, Any]:
     """The flag catalog of an engine; empty when there is none."""
-    file = files("runbooks") / "catalog" / f"{engine}.json"
+    file = Path(__file__).parent / "catalog" / f"{engine}.json"
     if not file.is_file():
         return {"flags": {}}
     data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -91,11 +91,8 @@ def _sections(markdown: str) -> dict[str, str]:
 @functools.cache
 def list_runbooks() -> list[Runbook]:
     """All pages, by id."""
-    pages = [entry for entry in files("runbooks").iterdir() if entry.name.endswith(".md")]
-    return [
-        parse_runbook(page.name.removesuffix(".md"), page.read_text(encoding="utf-8"))
-        for page in sorted(pages, key=lambda page: page.name)
-    ]
+    pages = sorted(Path(__file__).parent.glob("*.md"))
+    return [parse_runbook(page.stem, page.read_text(encoding="utf-8")) for page in pages]
 
 
 def get_runbook(runbook_id: str) -> Runbook:

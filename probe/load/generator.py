@@ -177,7 +177,10 @@ async def _send(run: _Run, request: LoadRequest, slots: asyncio.Semaphore | None
     except httpx.HTTPError as error:
         kind = _kind_of(error)
         record = RequestRecord(
-            request.request_id, started_s, error=kind, error_message=str(error) or type(error).__name__,
+            request.request_id,
+            started_s,
+            error=kind,
+            error_message=str(error) or type(error).__name__,
             e2e_s=run.elapsed() - started_s,
         )
     finally:
@@ -220,7 +223,11 @@ async def _stream_one(run: _Run, request: LoadRequest, started_s: float) -> Requ
         if response.status_code != 200:
             message = error_message(await response.aread())
             return RequestRecord(
-                request.request_id, started_s, response.status_code, f"http_{response.status_code}", message,
+                request.request_id,
+                started_s,
+                response.status_code,
+                f"http_{response.status_code}",
+                message,
                 e2e_s=time.perf_counter() - begin,
             )
         async for line in response.aiter_lines():

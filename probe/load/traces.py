@@ -16,7 +16,7 @@ import csv
 import json
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib.resources import files
+from pathlib import Path
 
 from probe.load.prompts import token_ids, words
 
@@ -83,7 +83,7 @@ def load_trace(name: str) -> Trace:
     if name not in _SLICES:
         raise TraceError(f"no trace named {name!r}; there are: {', '.join(available())}")
     file, source, licence, block_tokens = _SLICES[name]
-    text = (files("probe.load") / "data" / file).read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "data" / file).read_text(encoding="utf-8")
     rows = _read_csv(text) if file.endswith(".csv") else _read_jsonl(text)
     return Trace(name, source, licence, tuple(rows), block_tokens)
 

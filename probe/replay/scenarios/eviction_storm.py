@@ -26,13 +26,13 @@ class EvictionStorm:
     """Scenario `eviction-storm`; `model` "" is the testbed model."""
 
     model: str = ""
-    device_memory: int = 128 * MIB
-    utilization: float = 0.3
-    max_num_seqs: int = 32
+    device_memory: int = 320 * MIB
+    utilization: float = 0.12
+    max_num_seqs: int = 48
     max_num_batched_tokens: int = 1024
-    requests: int = 80
-    rate: float = 12.0  # requests a second on average, with the trace's own bursts
-    time_scale: float = 0.05
+    requests: int = 60
+    rate: float = 15.0  # requests a second on average, with the trace's own bursts
+    time_scale: float = 0.03
     scrape_interval_s: float = 0.5
 
     id = "eviction-storm"
@@ -69,7 +69,7 @@ class EvictionStorm:
     def load(self, endpoint: Endpoint) -> LoadPlan:
         """The first rows of the Azure conversation trace, fitted to the context, at their own (hastened) times."""
         trace = cut(fit(load_trace(TRACE), endpoint.max_model_len), count=self.requests, rate=self.rate)
-        options = LoadOptions(timed=True, model=endpoint.model, request_timeout_s=40, max_duration_s=40)
+        options = LoadOptions(timed=True, model=endpoint.model, request_timeout_s=90, max_duration_s=90)
         return LoadPlan(
             tuple(requests_from(trace, vocab_size=endpoint.vocab_size)),
             options,

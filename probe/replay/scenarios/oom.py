@@ -51,7 +51,7 @@ class OutOfMemory:
     model: str = ""
     device_memory: int = 192 * MIB
     spare_share: float = 0.14  # of the device: what the operator leaves beside weights and pool
-    max_num_batched_tokens: int = 16384
+    max_num_batched_tokens: int = 8192
     time_scale: float = 0.05
     scrape_interval_s: float = 0.5
 
@@ -82,12 +82,13 @@ class OutOfMemory:
         return count, count * per_request + NULL_BLOCKS * per_block
 
     def flags(self) -> list[str]:
-        """A pool for N long requests, and a large step for their prompts."""
-        _, kv_bytes = self._requests()
+        """A pool for N long requests, N sequences, and a large step for their prompts."""
+        count, kv_bytes = self._requests()
         return [
             *(["--model", self.model] if self.model else []),
             "--device-memory", str(self.device_memory),
             "--kv-cache-memory-bytes", str(kv_bytes),
+            "--max-num-seqs", str(count),
             "--max-num-batched-tokens", str(self.max_num_batched_tokens),
         ]  # fmt: skip
 
@@ -95,7 +96,7 @@ class OutOfMemory:
         """N documents of nearly the whole context at once, each to be summarized in a few tokens."""
         count, _ = self._requests()
         prompt = endpoint.max_model_len - SUMMARY_TOKENS
-        options = LoadOptions(concurrency=count, model=endpoint.model, request_timeout_s=40, max_duration_s=40)
+        options = LoadOptions(concurrency=count, model=endpoint.model, request_timeout_s=90, max_duration_s=90)
         documents = synthetic(
             count, prompt_tokens=prompt, max_tokens=SUMMARY_TOKENS, vocab_size=endpoint.vocab_size, name="document"
         )
