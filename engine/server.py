@@ -36,6 +36,7 @@ EXIT_PORT = 3
 EXIT_OOM = 12
 
 GRACE_S = 3.0  # how long requests in flight may still take after SIGTERM
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none of them reuses one as it is closed
 LOG_STATS_INTERVAL_S = 10.0
 SWITCH_INTERVAL_S = 0.001  # the engine thread and the event loop share the interpreter
 
@@ -221,7 +222,7 @@ async def _run_http(
     server = Server(
         uvicorn.Config(
             app, log_config=None, log_level="warning", access_log=False, lifespan="off", ws="none",
-            timeout_graceful_shutdown=int(GRACE_S) + 2, server_header=False,
+            timeout_graceful_shutdown=int(GRACE_S) + 2, timeout_keep_alive=KEEP_ALIVE_S, server_header=False,
         )
     )  # fmt: skip
     loop = asyncio.get_running_loop()
