@@ -71,7 +71,7 @@ def paged_decode_kernel(
         slots = (block.to(tl.int64) * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + positions % BLOCK_SIZE
         k_mask = dim_ok[:, None] & ok[None, :]
         k = tl.load(k_cache_ptr + slots[None, :] * HEAD_DIM + dims[:, None], mask=k_mask, other=0.0)
-        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale_log2
+        scores = tl.dot(q, k.to(q.dtype), input_precision="tf32x3") * scale_log2
         scores = tl.where(ok[None, :], scores, float("-inf"))
         m_new = tl.maximum(m, tl.max(scores, 1))
         rescale = tl.exp2(m - m_new)
@@ -79,7 +79,7 @@ def paged_decode_kernel(
         denominator = denominator * rescale + tl.sum(p, 1)
         v_mask = ok[:, None] & dim_ok[None, :]
         v = tl.load(v_cache_ptr + slots[:, None] * HEAD_DIM + dims[None, :], mask=v_mask, other=0.0)
-        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="tf32x3")
         m = m_new
     out_mask = row_ok[:, None] & dim_ok[None, :]
     tl.store(partial_out_ptr + partial[:, None] * HEAD_DIM + dims[None, :], acc / denominator[:, None], mask=out_mask)

@@ -69,7 +69,7 @@ def paged_prefill_kernel(
         slots = (block.to(tl.int64) * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + positions % BLOCK_SIZE
         k_mask = dim_ok[:, None] & ok[None, :]
         k = tl.load(k_cache_ptr + slots[None, :] * HEAD_DIM + dims[:, None], mask=k_mask, other=0.0)
-        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale_log2
+        scores = tl.dot(q, k.to(q.dtype), input_precision="tf32x3") * scale_log2
         visible = ok[None, :] & (positions[None, :] <= context_len + queries[:, None])
         scores = tl.where(visible, scores, float("-inf"))
         m_new = tl.maximum(m, tl.max(scores, 1))
@@ -79,7 +79,7 @@ def paged_prefill_kernel(
         denominator = denominator * rescale + tl.sum(p, 1)
         v_mask = ok[:, None] & dim_ok[None, :]
         v = tl.load(v_cache_ptr + slots[:, None] * HEAD_DIM + dims[None, :], mask=v_mask, other=0.0)
-        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="tf32x3")
         m = m_new
     result = acc / tl.where(denominator > 0.0, denominator, 1.0)[:, None]
     out_ptrs = out_ptr + (tokens[:, None] * (NUM_KV_HEADS * GROUP) + heads[:, None]) * HEAD_DIM + dims[None, :]
@@ -131,6 +131,5 @@ def paged_prefill(
 
 def launch_options(cache_dtype: torch.dtype, group: int) -> dict[str, int]:
     """Tiles, warps and stages by element size; the ahead-of-time test compiles with the same."""
-    wide = cache_dtype.itemsize >= 4
-    block_m = max(triton.next_power_of_2(group), 32 if wide else 64)
-    return {"BLOCK_M": block_m, "TILE": 32 if wide else 64, "num_warps": 4, "num_stages": 2}
+    block_m = max(triton.next_power_of_2(group), 32 if cache_dtype.itemsize >= 4 else 64)
+    return {"BLOCK_M": block_m, "TILE": 32, "num_warps": 4, "num_stages": 2}
