@@ -160,6 +160,9 @@ class FakeEngine:
             id(request) for request in [*scheduler.running, *scheduler.waiting]
         }
         assert not any(request.block_ids for request in scheduler.waiting)
+        for request in scheduler.running:
+            num_full_blocks = request.num_computed_tokens // self.config.block_size
+            assert request.num_indexed_blocks == num_full_blocks * self.config.enable_prefix_caching
         check_pool(self.pool, [request.block_ids for request in scheduler.running])
 
     def _check_output(self, output: SchedulerOutput) -> None:
