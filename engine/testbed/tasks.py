@@ -27,14 +27,15 @@ Kind = Literal["recall", "add", "brackets"]
 
 KINDS: tuple[Kind, ...] = ("recall", "add", "brackets")
 BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
+VALUES: tuple[str, ...] = tuple(f"{n:02d}" for n in range(100))
 KEYS: tuple[str, ...] = tuple(a + b for a, b in product(ascii_lowercase, repeat=2))
 CLOSING: Mapping[str, str] = {"(": ")", "[": "]", "{": "}"}
 MAX_DEPTH = 6
 HELD_OUT_SEEDS = range(1_000_000)
 EVEN_WEIGHTS: Mapping[Kind, float] = {"recall": 1.0, "add": 1.0, "brackets": 1.0}
 
-_TOKEN = re.compile(r"<(?:bos|eos|pad)>|[a-z]{2}|.", re.DOTALL)
-_FACT_TOKENS = 5  # key, "=", two digits, ";"
+_TOKEN = re.compile(r"<(?:bos|eos|pad)>|=[0-9]{2}|[a-z]{2}|.", re.DOTALL)
+_FACT_TOKENS = 3  # key, "=" with both digits, ";"
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def conversation(
     told = _spread(rng, total_facts, turns)
     made: list[Turn] = []
     for number, (kind, (question, answer)) in enumerate(zip(kinds, questions, strict=True)):
-        facts = tuple((keys.pop(), f"{rng.randrange(100):02d}") for _ in range(told[number]))
+        facts = tuple((keys.pop(), rng.choice(VALUES)) for _ in range(told[number]))
         distance = None
         if kind == "recall":
             telling = [(number, facts)] if facts else []

@@ -1,17 +1,18 @@
-"""Builds the testbed's tokenizer: byte-level BPE whose only merges are pairs of lower-case letters.
+"""Builds the testbed's tokenizer: byte-level BPE that merges fact keys (`ax`) and told values (`=37`).
 
-So every fact key is one token, digits and brackets are one token each, and any text at all (all 256 bytes are in
+So a fact is three tokens, which a small model learns to look up far sooner than six; digits and brackets elsewhere
+are one token each, and any text at all (all 256 bytes are in
 the vocabulary) survives encode and decode exactly. Special tokens take the first ids: see SPECIAL.
 """
 
 from __future__ import annotations
 
-from string import ascii_lowercase
+from string import ascii_lowercase, digits
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from engine.testbed.tasks import BOS, EOS, KEYS, PAD
+from engine.testbed.tasks import BOS, EOS, PAD
 
 SPECIAL = (BOS, EOS, PAD, "<unk>")  # ids 0, 1, 2, 3; <unk> is never produced
 
@@ -26,12 +27,13 @@ CHAT_TEMPLATE = (
 
 def build_tokenizer(max_length: int) -> PreTrainedTokenizerFast:
     """The tokenizer with its special tokens and chat template; encoding puts BOS in front by default."""
-    symbols = list(SPECIAL) + sorted(pre_tokenizers.ByteLevel.alphabet()) + list(KEYS)
     merges = [(a, b) for a in ascii_lowercase for b in ascii_lowercase]
+    merges += [("=", a) for a in digits] + [("=" + a, b) for a in digits for b in digits]
+    symbols = list(SPECIAL) + sorted(pre_tokenizers.ByteLevel.alphabet()) + [a + b for a, b in merges]
     bpe = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(symbols)}, merges=merges))
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex("[a-z]{2}"), "isolated"),
+            pre_tokenizers.Split(Regex("=[0-9]{2}|[a-z]{2}"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

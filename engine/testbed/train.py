@@ -19,14 +19,16 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from engine.testbed.export import MAX_LENGTH, export, llama_config
+from engine.testbed.export import MAX_LENGTH, export
+from engine.testbed.initial import initial_model
 from engine.testbed.muon import Muon
-from engine.testbed.tasks import BOS, EOS, HELD_OUT_SEEDS, Kind, conversation, split_tokens
+from engine.testbed.tasks import BOS, EOS, HELD_OUT_SEEDS, KINDS, Kind, conversation, split_tokens
 from engine.testbed.tokenizer import build_tokenizer
 
 IGNORED = -100
+EMBEDDING_SHARE = 0.1  # of the learning rate
 STAGES = "64:500,128:500,256:500,512:500,1024:500,2048:700"
-TRAINING_WEIGHTS: dict[Kind, float] = {"recall": 3.0, "add": 1.0, "brackets": 1.0}
+TRAINING_WEIGHTS: dict[Kind, float] = {"recall": 2.0, "add": 3.0, "brackets": 0.5}
 
 
 class Batches:
@@ -37,30 +39,33 @@ class Batches:
         self.tokens_per_batch = tokens_per_batch
         self.vocabulary: dict[str, int] = build_tokenizer(MAX_LENGTH).get_vocab()
 
-    def make(self, number: int, longest: int, shortest: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Input ids and labels, int64 [batch, length]; labels[t] is the answer token after input t, or IGNORED."""
+    def make(self, number: int, longest: int, shortest: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Input ids, labels and kinds, int64 [batch, length].
+
+        labels[t] is the answer token after input t, or IGNORED; kinds[t] is that answer's place in KINDS.
+        """
         rng = random.Random(f"batch:{self.seed}:{number}")
         length = longest
         while length > shortest and rng.random() < 0.3:
             length //= 2
         rows = [self._row(rng, length) for _ in range(max(1, self.tokens_per_batch // length))]
-        ids, labels = zip(*rows, strict=True)
-        return torch.tensor(ids), torch.tensor(labels)
+        ids, labels, kinds = (torch.tensor(column) for column in zip(*rows, strict=True))
+        return ids, labels, kinds
 
-    def _row(self, rng: random.Random, length: int) -> tuple[list[int], list[int]]:
+    def _row(self, rng: random.Random, length: int) -> tuple[list[int], list[int], list[int]]:
         tokens_per_turn = math.exp(rng.uniform(math.log(14), math.log(min(length // 2, 110))))
-        talk = conversation(
-            rng.randrange(HELD_OUT_SEEDS.stop, 2**62), max(1, int(length / tokens_per_turn)), length, TRAINING_WEIGHTS
-        )
-        tokens, is_answer = [BOS], [False]
+        turns = max(1, int(length / tokens_per_turn))
+        talk = conversation(rng.randrange(HELD_OUT_SEEDS.stop, 2**62), turns, length, TRAINING_WEIGHTS)
+        ids, labels, kinds = [self.vocabulary[BOS]], [IGNORED], [IGNORED]
         for turn in talk.turns:
             prompt, answer = split_tokens(turn.prompt), [*split_tokens(turn.answer), EOS]
-            tokens += prompt + answer
-            is_answer += [False] * len(prompt) + [True] * len(answer)
-        ids = [self.vocabulary[t] for t in tokens]
-        labels = [i if a else IGNORED for i, a in zip(ids[1:], is_answer[1:], strict=True)] + [IGNORED]
+            ids += [self.vocabulary[t] for t in prompt + answer]
+            labels += [IGNORED] * len(prompt) + [self.vocabulary[t] for t in answer]
+            kinds += [KINDS.index(turn.kind)] * (len(prompt) + len(answer))
         padding = length - len(ids)
-        return ids + [self.vocabulary[EOS]] * padding, labels + [IGNORED] * padding
+        ids += [self.vocabulary[EOS]] * padding
+        ignored = [IGNORED] * (padding + 1)  # labels and kinds move one to the left: they are of the next token
+        return ids, labels[1:] + ignored, kinds[1:] + ignored
 
 
 def learning_rate(step: int, total: int, peak: float, warmup: int = 100) -> float:
@@ -79,28 +84,17 @@ def answer_loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor
     return functional.cross_entropy(logits, labels[wanted]), logits.argmax(-1) == labels[wanted]
 
 
-def initial_model(seed: int) -> LlamaForCausalLM:
-    """Fresh weights; matrices start at 1/sqrt(inputs), wider than the usual 0.02, which suits this width."""
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(llama_config())
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() == 2 and "embed" not in name:
-                scale = 0.35 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-                weight.normal_(0.0, scale * weight.shape[1] ** -0.5)
-            elif weight.dim() == 2:
-                weight.normal_(0.0, 0.05)
-    return model
-
-
 def optimizers_for(model: LlamaForCausalLM, peak: float, muon: bool) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices and AdamW for embedding and norms, or AdamW for all."""
     named = list(model.named_parameters())
     matrices = [p for n, p in named if p.dim() == 2 and "embed" not in n]
-    others = [p for n, p in named if p.dim() != 2 or "embed" in n]
+    norms = [p for p in model.parameters() if p.dim() == 1]
+    # A key's row is seen rarely, and Adam then moves it by a multiple of the rate each time: go slowly.
+    embedding = {"params": [model.model.embed_tokens.weight], "share": EMBEDDING_SHARE}
     if muon:
-        return [Muon(matrices, peak, 0.95, 0.05), torch.optim.AdamW(others, peak, (0.9, 0.98), weight_decay=0.0)]
-    return [torch.optim.AdamW(matrices + others, peak, (0.9, 0.98), weight_decay=0.05)]
+        adam = torch.optim.AdamW([{"params": norms}, embedding], peak, (0.9, 0.98), weight_decay=0.0)
+        return [Muon(matrices, peak, 0.95, 0.05), adam]
+    return [torch.optim.AdamW([{"params": matrices + norms}, embedding], peak, (0.9, 0.98), weight_decay=0.05)]
 
 
 class Run:
@@ -139,7 +133,7 @@ class Run:
         """One optimizer step. Returns the loss and which answer tokens were predicted right."""
         began = time.monotonic()
         for group in (g for optimizer in self.optimizers for g in optimizer.param_groups):
-            group["lr"] = lr
+            group["lr"] = lr * group.get("share", 1.0)
         loss, hits = answer_loss(self.model, ids, labels)
         self.model.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -164,17 +158,19 @@ def train(args: argparse.Namespace) -> None:
     hits: list[torch.Tensor] = []
     while run.step < len(lengths):
         lr = learning_rate(run.step, len(lengths), args.lr)
-        loss, hit = run.advance(*batches.make(run.step, lengths[run.step], args.shortest), lr)
+        ids, labels, kinds = batches.make(run.step, lengths[run.step], args.shortest)
+        loss, hit = run.advance(ids, labels, lr)
         losses.append(loss)
-        hits.append(hit)
+        hits.append(torch.stack((kinds[labels != IGNORED], hit)))
         if run.step % args.log_every == 0:
+            kind_of, right = torch.cat(hits, 1)
             record = {
                 "step": run.step,
                 "length": lengths[run.step - 1],
                 "lr": round(lr, 6),
                 "seconds": round(run.seconds),
                 "loss": round(sum(losses) / len(losses), 4),
-                "token_accuracy": round(torch.cat(hits).float().mean().item(), 4),
+                **{k: round(right[kind_of == n].float().mean().item(), 4) for n, k in enumerate(KINDS)},
             }
             print(json.dumps(record), flush=True)
             with (args.out / "log.jsonl").open("a") as log:
