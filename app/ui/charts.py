@@ -34,7 +34,11 @@ def lines(
     height: int = 200,
     y_max: float | None = None,
 ) -> None:
-    """Draws lines over time; `alt` text says in words what the newest values are."""
+    """Draws lines over a reader's grid (its last moment, "now", is left to the figures).
+
+    The alternative text says in words what the newest values are.
+    """
+    at, series = at[:-1], {name: values[:-1] for name, values in series.items()}
     wide = pd.DataFrame({"time": pd.to_datetime(at, unit="s", utc=True), **series})
     frame = wide.melt("time", var_name="series", value_name="value")
     top = _top(frame["value"], threshold, y_max)

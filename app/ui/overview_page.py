@@ -17,6 +17,7 @@ from app.ui.tiles import fraction_note, tile
 from probe.store import Alert, Reading, Store, Target
 
 REFRESH_S = 2.0
+FIGURES_REFRESH_S = 5.0
 TILES_A_ROW = 4
 
 
@@ -32,12 +33,15 @@ def render() -> None:
     if runtime.problem:
         st.error(runtime.problem)
     if runtime.is_open:
-        show_now(target.name if target else None, range_s)
+        show_now()
+        if target is not None:
+            show_figures(target.name, range_s)
+        show_events()
 
 
 @live(REFRESH_S)
-def show_now(name: str | None, range_s: float) -> None:
-    """Everything below the title, drawn together so that it is all of one moment."""
+def show_now() -> None:
+    """What is wrong now, and how every target is."""
     store = get_runtime().store
     now = time.time()
     show_active(store, now)
@@ -49,9 +53,6 @@ def show_now(name: str | None, range_s: float) -> None:
         )
     else:
         show_targets(targets, now)
-    if name is not None:
-        show_figures(store, name, range_s, now)
-    show_events(store, now)
 
 
 def show_active(store: Store, now: float) -> None:
@@ -87,15 +88,20 @@ def show_targets(targets: Sequence[Target], now: float) -> None:
     st.dataframe(pd.DataFrame(rows), hide_index=True, height="content")
 
 
-def show_figures(store: Store, name: str, range_s: float, now: float) -> None:
-    """Tiles and charts of one target."""
+@live(FIGURES_REFRESH_S)
+def show_figures(name: str, range_s: float) -> None:
+    """Tiles and charts of one target, all of one moment."""
+    store = get_runtime().store
+    now = time.time()
     target = store.targets.get(name)
     if target is None:
         st.info(f"Target `{name}` is gone.")
         return
     reader = signals.Reader(get_runtime().history, target, now - range_s, now)
     newest = signals.freshness(get_runtime().history, target, now).answered_at
-    st.caption(f"`{name}`: data of {words.clock(newest)}, {words.ago(newest, now)}; redrawn every {REFRESH_S:g} s.")
+    st.caption(
+        f"`{name}`: data of {words.clock(newest)}, {words.ago(newest, now)}; redrawn every {FIGURES_REFRESH_S:g} s."
+    )
     reading = eviction_reading(store, name)
     rate = signals.eviction_rate(reader, reading)
     running, waiting = signals.requests(reader)
@@ -139,10 +145,12 @@ def eviction_reading(store: Store, target: str) -> Reading | None:
     return next((reading for reading in readings if reading.rule == signals.EVICTION_RULE), None)
 
 
-def show_events(store: Store, now: float) -> None:
+@live(FIGURES_REFRESH_S)
+def show_events() -> None:
     """The newest events of all targets."""
+    now = time.time()
     st.subheader("Events")
-    events = store.events.recent(limit=12)
+    events = get_runtime().store.events.recent(limit=12)
     if not events:
         st.caption("No event yet.")
         return

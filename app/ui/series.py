@@ -15,8 +15,12 @@ Floats = NDArray[np.float64]
 
 
 def grid(since: float, until: float, points: int) -> Floats:
-    """`points` moments from `since` to `until`, the last one being `until`."""
-    return np.linspace(since, until, points)
+    """`points` moments between `since` and `until` on whole multiples of their distance.
+
+    So a redraw a moment later has the same grid, and the browser has nothing new to draw.
+    """
+    step = (until - since) / points
+    return (np.floor(until / step) - np.arange(points - 1, -1, -1)) * step
 
 
 def held(ts: Floats, values: Floats, at: Floats, max_age: float) -> Floats:

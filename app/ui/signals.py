@@ -26,7 +26,7 @@ STALE_SLACK_S = 3.0  # samples are committed in batches
 
 @dataclass(frozen=True)
 class Signal:
-    """One figure. `line` holds `POINTS` values on the reader's grid, NaN where nothing is known."""
+    """One figure. `line` holds a value for each moment of `Reader.at`, NaN where nothing is known."""
 
     label: str
     value: float | None
@@ -39,13 +39,16 @@ class Signal:
 
 
 class Reader:
-    """Reads one target's samples between `since` and `until` on a grid of `POINTS` moments."""
+    """Reads one target's samples at the moments `at`: a grid over the range, and last the moment `until` itself.
+
+    A chart draws the grid; a figure "now" is the value at `until`.
+    """
 
     def __init__(self, history: History, target: Target, since: float, until: float) -> None:
         self.target = target
         self.window_s = max(RATE_WINDOW_S * target.time_scale, 4 * target.scrape_interval_s)
         self.max_age = stale_after(target.scrape_interval_s)
-        self.at = series.grid(since, until, POINTS)
+        self.at = np.append(series.grid(since, until, POINTS), until)
         self._history = history
         # The longest window of any signal, so that the first moments of the grid are known too.
         self._since = since - max(300.0 * target.time_scale, 20 * target.scrape_interval_s, self.window_s)
@@ -60,11 +63,11 @@ class Reader:
 
     def gauge_sum(self, metric: str) -> Floats:
         """A count, summed over series."""
-        return series.total(self.gauges(metric), POINTS)
+        return series.total(self.gauges(metric), len(self.at))
 
     def increase(self, metric: str, window_s: float | None = None) -> Floats:
         """Growth of a counter over the window, summed over series, resets counted as starts from zero."""
-        return series.total([self.increase_of(line, window_s) for line in self.lines(metric)], POINTS)
+        return series.total([self.increase_of(line, window_s) for line in self.lines(metric)], len(self.at))
 
     def increase_of(self, line: Line, window_s: float | None = None) -> Floats:
         """Growth of one series over the window."""
@@ -74,7 +77,7 @@ class Reader:
         """Growth of a counter per second, summed over series."""
         window = window_s or self.window_s
         parts = [series.rates(line.ts, line.values, self.at, window, self.max_age) for line in self.lines(metric)]
-        return series.total(parts, POINTS)
+        return series.total(parts, len(self.at))
 
 
 def now_of(line: Floats) -> float | None:
@@ -84,7 +87,7 @@ def now_of(line: Floats) -> float | None:
 
 def kv_usage(reader: Reader) -> Signal:
     """Share of KV blocks in use, of the fullest engine of the target."""
-    line = series.hottest(reader.gauges("kv_usage_ratio"), POINTS)
+    line = series.hottest(reader.gauges("kv_usage_ratio"), len(reader.at))
     return Signal(
         "KV usage (hottest)", now_of(line), line, "measured",
         "kv_usage_ratio, the highest over the target's engines: blocks held by requests / blocks of the pool. "
@@ -164,10 +167,10 @@ def ttft_p95(reader: Reader) -> Signal:
     parts: dict[float, list[Floats]] = {}
     for bucket in reader.lines("ttft_seconds_bucket"):
         parts.setdefault(float(bucket.labels["le"]), []).append(reader.increase_of(bucket, window))
-    line = np.full(POINTS, np.nan)
+    line = np.full(len(reader.at), np.nan)
     if parts:
         bounds = sorted(parts)
-        stack = np.vstack([series.total(parts[le], POINTS) for le in bounds])
+        stack = np.vstack([series.total(parts[le], len(reader.at)) for le in bounds])
         line = series.quantile(0.95, np.array(bounds), stack)
     return Signal(
         "TTFT p95", now_of(line), line, "computed",

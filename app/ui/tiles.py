@@ -12,7 +12,7 @@ from app.ui.signals import Signal
 
 def tile(signal: Signal, write: Callable[[float | None], str], note: str) -> None:
     """One `st.metric`; `note` stands under the value: measured, or the window and parts of what was computed."""
-    line = series.sparkline(signal.line)
+    line = series.sparkline(signal.line[:-1])
     st.metric(
         signal.label,
         write(signal.value) if signal.value is not None else "no data",
