@@ -94,7 +94,11 @@ async def run_load(
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     timeout = httpx.Timeout(options.request_timeout_s, connect=5.0, pool=None)
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    async with httpx.AsyncClient(limits=limits, timeout=timeout, headers=headers, trust_env=False) as client:
+    # Plain HTTP needs no TLS context, which takes longer to build than a short run.
+    tls = base_url.startswith("https")
+    async with httpx.AsyncClient(
+        limits=limits, timeout=timeout, headers=headers, trust_env=False, verify=tls
+    ) as client:
         run = _Run(base_url.rstrip("/"), options, client, on_record)
         guard = asyncio.create_task(_guard(run, cancelled))
         try:
