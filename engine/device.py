@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import resource
 import sys
 from collections.abc import Callable
@@ -114,7 +113,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def _release_free_memory() -> None:
     """Returns memory that is free inside the process to the system, so that using it again shows."""
-    gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -130,7 +130,7 @@ class LLMEngine:
         started = time.monotonic()
         scheduled = self.scheduler.schedule()
         for request in scheduled.preempted:
-            self.runner.release(request.request_id)
+            self.runner.preempt(request.request_id)
         if not scheduled.scheduled:
             return []
         result = self.runner.execute(scheduled)

@@ -1,8 +1,8 @@
 """The worst steps a configuration allows, run on dummy tokens to measure the activation memory they need.
 
 Two shapes bound it: prompts that fill the token budget from empty, and a full house of sequences at the context
-limit, one of which is a prompt that takes what is left of the budget. All sequences point at one block, so the
-run needs no pool; kernels take as much workspace as they would with real blocks.
+limit, one of which is a prompt that takes what is left of the budget. All sequences share the blocks of one, so
+the run needs next to no pool; kernels take as much workspace as they would with blocks of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Step = list[tuple[int, int]]  # (context_len, query_len) of each sequence; decod
 def activation_peak_bytes(config: EngineConfig, model: LlamaModel, dims: ModelDims) -> int:
     """Measured bytes a step needs at most beyond weights and KV pool: activations, workspace, logits, sampling."""
     max_model_len = config.resolved_max_model_len(dims)
-    caches = allocate_kv_caches(config, dims, 2, model.device)
+    caches = allocate_kv_caches(config, dims, 1 + -(-max_model_len // config.block_size), model.device)
     sampler = Sampler(model.device, config.seed)
     state = SamplingState(SamplingParams(top_p=0.9, top_k=50, logprobs=1), None, [])
 
@@ -60,11 +60,12 @@ def _dummy_batch(step: Step, block_size: int, device: torch.device) -> tuple[Ten
     starts = np.concatenate(([0], np.cumsum(query))).astype(np.int32)
     positions = np.concatenate([np.arange(c, c + q) for c, q in step])
     max_seq_len = int((context + query).max())
+    block_ids = np.arange(1, 1 + -(-max_seq_len // block_size), dtype=np.int32)  # block 0 is the null block
     metadata = AttentionMetadata(
         query_start_loc=torch.from_numpy(starts).to(device),
         seq_lens=torch.from_numpy(context + query).to(device),
-        block_table=torch.ones((len(step), -(-max_seq_len // block_size)), dtype=torch.int32, device=device),
-        slot_mapping=torch.from_numpy(block_size + positions % block_size).to(device),
+        block_table=torch.from_numpy(np.tile(block_ids, (len(step), 1))).to(device),
+        slot_mapping=torch.from_numpy(block_size + positions).to(device),
         max_query_len=int(query.max()),
         max_seq_len=max_seq_len,
         num_decodes=int((query == 1).sum()),

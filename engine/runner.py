@@ -2,7 +2,7 @@
 
 Owns the KV cache tensors, one (K, V) pair a layer in the layout of `kernels.attention`, and for every request
 that holds blocks a row of a persistent block table, which grows with the request instead of being rebuilt.
-A row is given up by `release`, when a request is preempted or ends.
+`preempt` gives the row up and keeps the request's random state; `release` forgets the request.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class RunnerOutput:
 
 
 @dataclass(slots=True)
-class _Row:
-    """A request's place in the block table, and what the sampler keeps of it."""
+class _State:
+    """What is kept of a request between steps. row: its place in the block table, -1 while it holds no blocks."""
 
-    index: int
     sampling: SamplingState | None
     prompt_logprobs: list[TokenLogprobs | None] | None
+    row: int = -1
     num_blocks: int = 0  # of the request's block ids, how many are in the table
 
 
@@ -62,49 +62,58 @@ class ModelRunner:
         max_blocks = -(-plan.max_model_len // plan.block_size)
         self._block_table = np.zeros((config.max_num_seqs, max_blocks), dtype=np.int32)
         self._free_rows = list(range(config.max_num_seqs))[::-1]
-        self._rows: dict[str, _Row] = {}
+        self._states: dict[str, _State] = {}
+
+    def preempt(self, request_id: str) -> None:
+        """Gives up the row of a request that lost its blocks; does nothing when it has none."""
+        state = self._states.get(request_id)
+        if state is not None and state.row >= 0:
+            self._free_rows.append(state.row)
+            state.row, state.num_blocks = -1, 0
 
     def release(self, request_id: str) -> None:
-        """Forgets a request that lost its blocks; does nothing when it has no row."""
-        row = self._rows.pop(request_id, None)
-        if row is not None:
-            self._free_rows.append(row.index)
+        """Forgets a request; does nothing when it is unknown."""
+        self.preempt(request_id)
+        self._states.pop(request_id, None)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
         """Computes a step: writes K and V of its tokens and samples for the requests that are complete."""
         scheduled = output.scheduled
-        rows = [self._rows.get(entry.request.request_id) or self._new_row(entry.request) for entry in scheduled]
-        input_ids, positions, metadata = self._build_batch(scheduled, rows)
+        states = [self._states.get(entry.request.request_id) or self._new_state(entry.request) for entry in scheduled]
+        input_ids, positions, metadata = self._build_batch(scheduled, states)
         hidden = self.model.forward(input_ids, positions, self.kv_caches, metadata)
-        prompt_logprobs = self._prompt_logprobs(scheduled, rows, hidden)
-        sampled, logprobs = self._sample(scheduled, rows, hidden, metadata)
+        prompt_logprobs = self._prompt_logprobs(scheduled, states, hidden)
+        sampled, logprobs = self._sample(scheduled, states, hidden, metadata)
         return RunnerOutput(sampled, logprobs, prompt_logprobs)
 
-    def _new_row(self, request: Request) -> _Row:
-        wants_prompt = request.params.prompt_logprobs is not None and not request.output_token_ids
-        row = _Row(
-            index=self._free_rows.pop(),
+    def _new_state(self, request: Request) -> _State:
+        wants_prompt = request.params.prompt_logprobs is not None
+        state = _State(
             sampling=SamplingState.of(request, self.model.device),
             prompt_logprobs=[None] * request.num_prompt_tokens if wants_prompt else None,
         )
-        self._rows[request.request_id] = row
-        return row
+        self._states[request.request_id] = state
+        return state
+
+    def _add_blocks(self, state: _State, block_ids: list[int]) -> None:
+        if state.row < 0:
+            state.row = self._free_rows.pop()
+            self._block_table[state.row] = 0
+        self._block_table[state.row, state.num_blocks : len(block_ids)] = block_ids[state.num_blocks :]
+        state.num_blocks = len(block_ids)
 
     def _build_batch(
-        self, scheduled: Sequence[ScheduledRequest], rows: Sequence[_Row]
+        self, scheduled: Sequence[ScheduledRequest], states: Sequence[_State]
     ) -> tuple[Tensor, Tensor, AttentionMetadata]:
         """input_ids int64 [T], positions int64 [T] and the attention metadata of a step."""
-        table = self._block_table
         tokens: list[int] = []
         context: list[int] = []
         lengths: list[int] = []
-        for entry, row in zip(scheduled, rows, strict=True):
+        for entry, state in zip(scheduled, states, strict=True):
             request, start, length = entry.request, entry.num_computed_tokens, entry.num_scheduled_tokens
-            block_ids = request.block_ids
-            if row.num_blocks != len(block_ids):
-                table[row.index, row.num_blocks : len(block_ids)] = block_ids[row.num_blocks :]
-                row.num_blocks = len(block_ids)
+            if state.num_blocks != len(request.block_ids):
+                self._add_blocks(state, request.block_ids)
             if length == 1:
                 tokens.append(request.all_token_ids[start])
             else:
@@ -125,7 +134,7 @@ class ModelRunner:
         max_seq_len = int(seq_lens.max())
         starts = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(query_lens, out=starts[1:])
-        used = table[[row.index for row in rows], : -(-max_seq_len // self.block_size)]
+        used = self._block_table[[state.row for state in states], : -(-max_seq_len // self.block_size)]
         block, offset = np.divmod(positions, self.block_size)
         slots = used[sequence, block].astype(np.int64) * self.block_size + offset
         metadata = AttentionMetadata(
@@ -143,16 +152,20 @@ class ModelRunner:
         return torch.from_numpy(array).to(self.model.device)
 
     def _sample(
-        self, scheduled: Sequence[ScheduledRequest], rows: Sequence[_Row], hidden: Tensor, metadata: AttentionMetadata
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        states: Sequence[_State],
+        hidden: Tensor,
+        metadata: AttentionMetadata,
     ) -> tuple[list[int | None], list[TokenLogprobs | None] | None]:
         samples = [i for i, entry in enumerate(scheduled) if entry.samples]
-        if len(samples) < hidden.shape[0]:
-            last = metadata.query_start_loc[1:].index_select(0, torch.tensor(samples, device=hidden.device))
-            hidden = hidden.index_select(0, last - 1)
         sampled: list[int | None] = [None] * len(scheduled)
         if not samples:
             return sampled, None
-        tokens, found = self.sampler.sample(self.model.compute_logits(hidden), [rows[i].sampling for i in samples])
+        if len(samples) < hidden.shape[0]:
+            ends = metadata.query_start_loc[1:].index_select(0, torch.tensor(samples, device=hidden.device))
+            hidden = hidden.index_select(0, ends - 1)
+        tokens, found = self.sampler.sample(self.model.compute_logits(hidden), [states[i].sampling for i in samples])
         if len(samples) == len(scheduled):
             return list(tokens), found
         for i, token in zip(samples, tokens, strict=True):
@@ -165,14 +178,14 @@ class ModelRunner:
         return sampled, logprobs
 
     def _prompt_logprobs(
-        self, scheduled: Sequence[ScheduledRequest], rows: Sequence[_Row], hidden: Tensor
+        self, scheduled: Sequence[ScheduledRequest], states: Sequence[_State], hidden: Tensor
     ) -> dict[str, list[TokenLogprobs | None]]:
         """Fills in the prompt logprobs this step makes known; returns those that are now complete."""
         complete: dict[str, list[TokenLogprobs | None]] = {}
         offset = 0  # of the request's first token in the batch
-        for entry, row in zip(scheduled, rows, strict=True):
+        for entry, state in zip(scheduled, states, strict=True):
             request, start, length = entry.request, entry.num_computed_tokens, entry.num_scheduled_tokens
-            if row.prompt_logprobs is not None:
+            if state.prompt_logprobs is not None:
                 # The token at position p predicts the one at p + 1, as long as that is still prompt.
                 end = min(start + length, request.num_prompt_tokens - 1)
                 for first in range(start, end, PROMPT_LOGPROBS_ROWS):
@@ -180,10 +193,10 @@ class ModelRunner:
                     logits = self.model.compute_logits(hidden[offset + first - start : offset + last - start])
                     targets = request.prompt_token_ids[first + 1 : last + 1]
                     counts = [request.params.prompt_logprobs] * len(targets)
-                    row.prompt_logprobs[first + 1 : last + 1] = token_logprobs(logits, targets, counts)
+                    state.prompt_logprobs[first + 1 : last + 1] = token_logprobs(logits, targets, counts)
                 if entry.samples:
-                    complete[request.request_id] = row.prompt_logprobs
-                    row.prompt_logprobs = None
+                    complete[request.request_id] = state.prompt_logprobs
+                    state.prompt_logprobs = None
             offset += length
         return complete
 

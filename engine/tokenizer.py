@@ -75,7 +75,9 @@ class Tokenizer:
             return self._template.render(
                 **specials, messages=list(messages), add_generation_prompt=add_generation_prompt
             )
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # a template is a program of somebody else's: it may raise anything
             raise ChatTemplateError(f"the model's chat template refuses these messages: {error}") from None
 
     def stream(self, prompt_token_ids: Sequence[int] = ()) -> DecodeStream:

@@ -8,6 +8,7 @@ sentence. Tensors are copied out, so no file stays mapped once the checkpoint is
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -53,31 +54,29 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._handles
 
-    def take(self, *names: str, shape: tuple[int, ...]) -> Tensor:
-        """A fresh copy of the named tensors, concatenated along dimension 0.
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A copy of the named tensor; `ModelLoadError` when it is missing or has another shape."""
+        return self._get(name, shape).to(self.device, self.dtype, copy=True)
 
-        shape: what the result must have. Raises `ModelLoadError` when a tensor is missing or does not fit.
-        """
-        parts = [self._get(name) for name in names]
-        found = [list(part.shape) for part in parts]
-        if sum(rows[0] for rows in found) != shape[0] or any(tuple(rest[1:]) != shape[1:] for rest in found):
-            raise ModelLoadError(
-                f"{' + '.join(names)} in {str(self.model_dir)!r}: shape {' + '.join(map(str, found))}, but config.json "
-                f"asks for {list(shape)}; weights and config.json do not belong together"
-            )
-        fused = torch.empty(shape, dtype=self.dtype, device=self.device)
-        row = 0
-        for part in parts:
-            fused[row : row + part.shape[0]].copy_(part)
-            row += part.shape[0]
-        return fused
+    def take_stacked(self, rows: Mapping[str, int], columns: int) -> Tensor:
+        """One matrix [sum of rows, columns] of the named matrices one below the other, as `take`."""
+        stacked = torch.empty((sum(rows.values()), columns), dtype=self.dtype, device=self.device)
+        parts = stacked.split(list(rows.values()))
+        for (name, num_rows), part in zip(rows.items(), parts, strict=True):
+            part.copy_(self._get(name, (num_rows, columns)))
+        return stacked
 
-    def _get(self, name: str) -> Tensor:
+    def _get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._handles:
             raise ModelLoadError(
                 f"tensor {name} is missing from the weights in {str(self.model_dir)!r}; the checkpoint is incomplete"
             )
         tensor: Tensor = self._handles[name].get_tensor(name)
+        if tensor.shape != shape:
+            raise ModelLoadError(
+                f"tensor {name} in {str(self.model_dir)!r} has shape {list(tensor.shape)}, but config.json asks for "
+                f"{list(shape)}; weights and config.json do not belong together"
+            )
         return tensor
 
     def _add_file(self, files: ExitStack, path: Path) -> None:

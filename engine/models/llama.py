@@ -47,11 +47,11 @@ class LlamaModel:
         self.scale = dims.head_dim**-0.5
         eps = float(hf_config.get("rms_norm_eps", 1e-6))
         hidden, vocab = dims.hidden_size, dims.vocab_size
-        self.embedding = checkpoint.take("model.embed_tokens.weight", shape=(vocab, hidden))
+        self.embedding = checkpoint.take("model.embed_tokens.weight", vocab, hidden)
         self.layers = [_take_layer(checkpoint, dims, eps, i) for i in range(dims.num_layers)]
-        self.final_norm = RMSNorm(checkpoint.take("model.norm.weight", shape=(hidden,)), eps)
+        self.final_norm = RMSNorm(checkpoint.take("model.norm.weight", hidden), eps)
         tied = bool(hf_config.get("tie_word_embeddings", False))
-        self.lm_head = self.embedding if tied else checkpoint.take("lm_head.weight", shape=(vocab, hidden))
+        self.lm_head = self.embedding if tied else checkpoint.take("lm_head.weight", vocab, hidden)
         self.rope = RotaryTable(
             inverse_frequencies(hf_config, dims.head_dim), dims.max_position_embeddings, self.dtype, self.device
         )
@@ -101,20 +101,20 @@ class LlamaModel:
 
 
 def _take_layer(checkpoint: Checkpoint, dims: ModelDims, eps: float, index: int) -> LlamaLayer:
-    prefix = f"model.layers.{index}."
-    hidden, inter, head_dim = dims.hidden_size, dims.intermediate_size, dims.head_dim
-    q_size, qkv_size = dims.num_q_heads * head_dim, (dims.num_q_heads + 2 * dims.num_kv_heads) * head_dim
+    def name(part: str) -> str:
+        return f"model.layers.{index}.{part}.weight"
 
-    def take(*names: str, shape: tuple[int, ...]) -> Tensor:
-        return checkpoint.take(*(f"{prefix}{name}.weight" for name in names), shape=shape)
-
+    hidden, inter = dims.hidden_size, dims.intermediate_size
+    q_size, kv_size = dims.num_q_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+    qkv = {name("self_attn.q_proj"): q_size, name("self_attn.k_proj"): kv_size, name("self_attn.v_proj"): kv_size}
+    gate_up = {name("mlp.gate_proj"): inter, name("mlp.up_proj"): inter}
     return LlamaLayer(
-        input_norm=RMSNorm(take("input_layernorm", shape=(hidden,)), eps),
-        qkv=take("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", shape=(qkv_size, hidden)),
-        o_t=take("self_attn.o_proj", shape=(hidden, q_size)).t(),
-        post_attention_norm=RMSNorm(take("post_attention_layernorm", shape=(hidden,)), eps),
-        gate_up=take("mlp.gate_proj", "mlp.up_proj", shape=(2 * inter, hidden)),
-        down_t=take("mlp.down_proj", shape=(hidden, inter)).t(),
+        input_norm=RMSNorm(checkpoint.take(name("input_layernorm"), hidden), eps),
+        qkv=checkpoint.take_stacked(qkv, hidden),
+        o_t=checkpoint.take(name("self_attn.o_proj"), hidden, q_size).t(),
+        post_attention_norm=RMSNorm(checkpoint.take(name("post_attention_layernorm"), hidden), eps),
+        gate_up=checkpoint.take_stacked(gate_up, hidden),
+        down_t=checkpoint.take(name("mlp.down_proj"), hidden, inter).t(),
     )
 
 

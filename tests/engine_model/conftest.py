@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
 import pytest
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from engine.config import EngineConfig
 from engine.engine import LLMEngine, RequestOutput
 from engine.request import SamplingParams
+from engine.runner import RunnerOutput
+from engine.scheduler import SchedulerOutput
 
 VOCAB_SIZE = 320
-
-MakeModel = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -52,7 +54,15 @@ def write_tokenizer(directory: Path) -> None:
     ).save_pretrained(directory)
 
 
-def make_llama(directory: Path, *, q_heads: int = 4, kv_heads: int = 2, seed: int = 0, **overrides: object) -> Path:
+def make_llama(
+    directory: Path,
+    *,
+    q_heads: int = 4,
+    kv_heads: int = 2,
+    seed: int = 0,
+    max_shard_size: str = "1GB",
+    **overrides: object,
+) -> Path:
     """A random Llama whose attention is far from uniform, so that errors in it show."""
     settings: dict[str, object] = {
         "vocab_size": VOCAB_SIZE,
@@ -73,20 +83,9 @@ def make_llama(directory: Path, *, q_heads: int = 4, kv_heads: int = 2, seed: in
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
     write_tokenizer(directory)
     return directory
-
-
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model: 4 query heads on 2 KV heads."""
-    return make_llama(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(scope="session")
-def reference(model_dir: Path) -> LlamaForCausalLM:
-    return load_reference(model_dir)
 
 
 def load_reference(directory: Path) -> LlamaForCausalLM:
@@ -95,7 +94,13 @@ def load_reference(directory: Path) -> LlamaForCausalLM:
 
 def make_engine(directory: Path, **flags: object) -> LLMEngine:
     """An engine on the CPU, its pool given in blocks unless the flags size it otherwise."""
-    settings: dict[str, object] = {"model": str(directory), "device": "cpu", "max_num_seqs": 8, "block_size": 4}
+    settings: dict[str, object] = {
+        "model": str(directory),
+        "device": "cpu",
+        "max_num_seqs": 8,
+        "block_size": 4,
+        "max_num_batched_tokens": 256,
+    }
     if not {"kv_cache_memory_bytes", "device_memory"} & flags.keys():
         settings["num_gpu_blocks_override"] = 400
     return LLMEngine(EngineConfig(**(settings | flags)))  # type: ignore[arg-type]
@@ -119,3 +124,69 @@ def generate(engine: LLMEngine, prompts: list[list[int]], params: SamplingParams
         engine.add_request(str(i), prompt, params)
     outputs = run_all(engine)
     return [[t for o in outputs[str(i)] for t in o.new_token_ids] for i in range(len(prompts))]
+
+
+def trace_logits(engine: LLMEngine) -> dict[str, dict[int, Tensor]]:
+    """Request id -> position -> logits, filled in as the engine computes them; a recomputation overwrites."""
+    traced: dict[str, dict[int, Tensor]] = {}
+    runner, model = engine.runner, engine.runner.model
+    forward, execute = model.forward, runner.execute
+    hidden: list[Tensor] = []
+
+    def traced_forward(*args: Any) -> Tensor:
+        hidden[:] = [forward(*args)]
+        return hidden[0]
+
+    def traced_execute(output: SchedulerOutput) -> RunnerOutput:
+        result = execute(output)
+        with torch.inference_mode():
+            rows = iter(model.compute_logits(hidden[0]))
+        for entry in output.scheduled:
+            positions = traced.setdefault(entry.request.request_id, {})
+            for position in range(entry.num_computed_tokens, entry.num_computed_tokens + entry.num_scheduled_tokens):
+                positions[position] = next(rows)
+        return result
+
+    model.forward, runner.execute = traced_forward, traced_execute  # type: ignore[method-assign]
+    return traced
+
+
+class Lab:
+    """Everything the tests here build with, as one fixture (test modules cannot import each other)."""
+
+    make_llama = staticmethod(make_llama)
+    make_engine = staticmethod(make_engine)
+    load_reference = staticmethod(load_reference)
+    write_tokenizer = staticmethod(write_tokenizer)
+    trace_logits = staticmethod(trace_logits)
+    run_all = staticmethod(run_all)
+    generate = staticmethod(generate)
+
+    @staticmethod
+    def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
+        """Random prompts of ordinary tokens."""
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randint(2, 300, (length,), generator=generator).tolist() for length in lengths]
+
+    @staticmethod
+    def reference_logits(reference: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
+        """Logits [len, vocab] of the `transformers` model."""
+        with torch.no_grad():
+            logits: Tensor = reference(torch.tensor([token_ids])).logits[0]
+        return logits
+
+
+@pytest.fixture(scope="session")
+def lab() -> Lab:
+    return Lab()
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model: 4 query heads on 2 KV heads."""
+    return make_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def reference(model_dir: Path) -> LlamaForCausalLM:
+    return load_reference(model_dir)
