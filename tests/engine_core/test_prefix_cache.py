@@ -4,7 +4,7 @@ import hashlib
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.prefix_cache import ROOT_HASH, RecentEvictions, hash_block, request_block_hashes
@@ -22,6 +22,8 @@ def test_the_encoding_is_the_documented_one() -> None:
     assert hash_block(None, [1, 2, 2**32 - 1], [("cache_salt", "tenant-ä")]) == hashlib.sha256(data).digest()
 
 
+unhurried = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
 BLOCK_INPUTS = st.tuples(
     st.sampled_from([None, ROOT_HASH[::-1], b"\0" * 32]),
     st.lists(st.integers(0, 3), max_size=3),
@@ -29,6 +31,7 @@ BLOCK_INPUTS = st.tuples(
 )
 
 
+@unhurried
 @given(BLOCK_INPUTS, BLOCK_INPUTS)
 def test_different_inputs_have_different_hashes(first: tuple, second: tuple) -> None:  # type: ignore[type-arg]
     assert (hash_block(*first) == hash_block(*second)) == (first == second)
@@ -66,6 +69,7 @@ def test_the_salt_is_in_the_first_block_only() -> None:
 TOKENS = st.lists(st.integers(0, 9), max_size=20)
 
 
+@unhurried
 @given(TOKENS.filter(bool), TOKENS, st.integers(1, 5))
 def test_hashing_as_tokens_arrive_equals_hashing_at_once(prompt: list[int], output: list[int], block_size: int) -> None:
     growing = request_of(prompt, "s")
