@@ -8,24 +8,21 @@ serve: whatever can be refused without torch is refused at once. Exit codes:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from engine.config import ConfigError, EngineConfig, ModelDims
 
 if TYPE_CHECKING:
-    from engine.async_engine import AsyncEngine
     from engine.engine import LLMEngine
     from engine.metrics import EngineMetrics
 
@@ -35,9 +32,7 @@ EXIT_CONFIG = 2
 EXIT_PORT = 3
 EXIT_OOM = 12
 
-GRACE_S = 3.0  # how long requests in flight may still take after SIGTERM
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that none of them reuses one as it is closed
-LOG_STATS_INTERVAL_S = 10.0
+BACKLOG = 2048  # connections the kernel queues for us
 SWITCH_INTERVAL_S = 0.001  # the engine thread and the event loop share the interpreter
 
 log = logging.getLogger("engine")
@@ -62,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
         return _refuse(str(error), EXIT_CONFIG)
     except PortInUse as error:
         return _refuse(str(error), EXIT_PORT)
-    except KeyboardInterrupt:
-        return EXIT_STOPPED
+    except KeyboardInterrupt:  # while loading; later the server handles the signal
+        _exit_now(EXIT_STOPPED)
 
 
 def _refuse(sentence: str, code: int) -> int:
@@ -82,26 +77,23 @@ def _exit_at_end_of_stdin() -> None:
 def _serve(config: EngineConfig) -> int:
     config.resolved_max_model_len(ModelDims.from_model_dir(config.model_dir))
     sock = _bind(config.host, config.port)
-    # Everything is imported before the memory limit: code is not the device's to pay for.
-    import uvicorn  # noqa: F401
-
-    import engine.api.app
+    # All code is imported before the memory limit: it is not the device's to hold.
     import engine.engine  # noqa: F401
+    from engine.api.http import HttpServer
     from engine.async_engine import AsyncEngine
     from engine.device import is_out_of_memory
     from engine.metrics import EngineMetrics
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    server_failed = threading.Event()
-    stop_serving: list[Callable[[], object]] = []
+    failed = threading.Event()
+    http = HttpServer(config)
 
     def on_death(error: BaseException) -> None:
         if is_out_of_memory(error):
             _die_of_oom(error, config)
         log.critical("engine died: %s: %s", type(error).__name__, error, exc_info=error)
-        server_failed.set()
-        for stop in stop_serving:
-            stop()
+        failed.set()
+        http.stop_soon()
 
     metrics = EngineMetrics(config, lambda: async_engine.stats)
     async_engine = AsyncEngine(lambda: _build(config, metrics), on_death=on_death, on_rejected=metrics.on_rejected)
@@ -113,18 +105,25 @@ def _serve(config: EngineConfig) -> int:
         on_death(error)
         return EXIT_ERROR
     try:
-        asyncio.run(_run_http(config, async_engine, llm, metrics, sock, stop_serving))
+        with _naming_the_port(sock, config.host, config.port):
+            sock.listen(BACKLOG)
+        http.run(async_engine, llm, metrics, sock)
     except MemoryError as error:
         _die_of_oom(error, config)
     finally:
         stopped = async_engine.stop()
-    code = EXIT_ERROR if server_failed.is_set() else EXIT_STOPPED
+    code = EXIT_ERROR if failed.is_set() else EXIT_STOPPED
     if not stopped:
         log.warning("the step in progress did not end in time; leaving it")
-        logging.shutdown()
-        os._exit(code)
+        _exit_now(code)
     log.info("engine stopped")
     return code
+
+
+def _exit_now(code: int) -> NoReturn:
+    """Ends the process although the engine thread may still be inside torch, which an orderly exit would trip over."""
+    logging.shutdown()
+    os._exit(code)
 
 
 def _die_of_oom(error: BaseException, config: EngineConfig) -> NoReturn:
@@ -198,74 +197,6 @@ def _cuda_bytes_used() -> int:
 
     free, total = torch.cuda.mem_get_info()
     return total - free
-
-
-async def _run_http(
-    config: EngineConfig,
-    engine: AsyncEngine,
-    llm: LLMEngine,
-    metrics: EngineMetrics,
-    sock: socket.socket,
-    stop_serving: list[Callable[[], object]],
-) -> None:
-    import uvicorn
-
-    from engine.api.app import create_app
-    from engine.api.serving import Serving
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # ours are installed below; uvicorn's would raise the signal again after a clean shutdown
-
-    app = create_app(Serving(engine, llm, metrics, started_at=time.time()))
-    server = Server(
-        uvicorn.Config(
-            app, log_config=None, log_level="warning", access_log=False, lifespan="off", ws="none",
-            timeout_graceful_shutdown=int(GRACE_S) + 2, timeout_keep_alive=KEEP_ALIVE_S, server_header=False,
-        )
-    )  # fmt: skip
-    loop = asyncio.get_running_loop()
-
-    def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if isinstance(error := context.get("exception"), MemoryError):
-            engine.die(error)
-        loop.default_exception_handler(context)
-
-    loop.set_exception_handler(on_loop_error)
-
-    def stop() -> None:
-        if server.should_exit:
-            server.force_exit = True
-        server.should_exit = True
-        loop.call_later(GRACE_S, engine.abort_all)
-
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, stop)
-    stop_serving.append(lambda: loop.call_soon_threadsafe(stop))
-    with _naming_the_port(sock, config.host, config.port):
-        sock.listen(2048)
-    log.info("listening on http://%s:%d", config.host, sock.getsockname()[1])
-    logging_stats = None if config.disable_log_stats else asyncio.create_task(_log_stats(engine, metrics))
-    await server.serve(sockets=[sock])
-    if logging_stats is not None:
-        logging_stats.cancel()
-
-
-async def _log_stats(engine: AsyncEngine, metrics: EngineMetrics) -> None:
-    """One line about the engine's state while it works, for whoever reads the log after a crash."""
-    seen = metrics.tokens_total
-    while True:
-        await asyncio.sleep(LOG_STATS_INTERVAL_S)
-        total, stats = metrics.tokens_total, engine.stats
-        if stats is None or (total == seen and not stats.running):
-            continue
-        log.info(
-            "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, KV usage %.1f%%, preemptions %d",
-            *((now - before) / LOG_STATS_INTERVAL_S for now, before in zip(total, seen, strict=True)),
-            stats.running, stats.waiting, stats.kv_usage * 100, stats.preemptions_total,
-        )  # fmt: skip
-        seen = total
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -99,15 +99,15 @@ def model_dir_without_template(tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 class ServerProcess:
-    """`python -m engine.server FLAGS`; stderr goes to a file."""
+    """`python -m engine.server FLAGS`, or another program with these flags; stderr goes to a file."""
 
-    def __init__(self, directory: Path, *flags: str, stdin: int | None = subprocess.DEVNULL) -> None:
+    def __init__(self, directory: Path, *flags: str, program: Sequence[str] = ("-m", "engine.server")) -> None:
         self.log_file = directory / "server.log"
         self.base_url = ""
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)}
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "engine.server", *flags], stdin=stdin, stderr=log, env=environment
+                [sys.executable, *program, *flags], stdin=subprocess.DEVNULL, stderr=log, env=environment
             )
 
     @property
@@ -130,8 +130,6 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        if self.process.stdin:
-            self.process.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +139,7 @@ def start_server(
     """Starts servers on free ports with the tiny model; all are gone when the module ends."""
     started: list[ServerProcess] = []
 
-    def start(*flags: str, **options: int | None) -> ServerProcess:
+    def start(*flags: str, **options: Sequence[str]) -> ServerProcess:
         model = () if "--model" in flags else ("--model", str(model_dir))
         port = () if "--port" in flags else ("--port", "0")
         server = ServerProcess(tmp_path_factory.mktemp("server"), *model, *port, *flags, **options)

@@ -87,6 +87,30 @@ def test_sigterm_finishes_short_requests_and_exits_0(start_server: Any, model_di
         httpx.get(server.base_url + "/health")
 
 
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("torch.empty(2**36, dtype=torch.uint8)", 12, "engine died: out of memory: "),
+        ("raise RuntimeError('kernel fault')", 1, "engine died: RuntimeError: kernel fault"),
+    ],
+)
+def test_death_in_a_step(start_server: Any, fault: str, code: int, words: str) -> None:
+    """A step that really cannot allocate, and one that fails otherwise: the process ends with its own exit code."""
+    program = (
+        "import sys, torch, engine.engine\nfrom engine.server import main\n"
+        f"def step(self):\n    {fault}\n"
+        "engine.engine.LLMEngine.step = step\nsys.exit(main(sys.argv[1:]))"
+    )
+    server = start_server("--num-gpu-blocks-override", "40", program=("-c", program)).wait_ready()
+    try:
+        answer = httpx.post(server.base_url + "/v1/completions", json={"prompt": "x"}, timeout=60)
+        assert (code, answer.status_code, answer.json()["error"]["code"]) == (1, 503, "engine_dead")
+    except httpx.RemoteProtocolError:
+        assert code == 12, "out of memory ends the process before it can answer"
+    assert server.wait() == code, server.log
+    assert words in server.log
+
+
 def test_real_engine_under_the_supervisor(
     model_dir: Path, tmp_path: Path, wait_until: Callable[..., None], metric_values: Callable[..., Any]
 ) -> None:
