@@ -28,14 +28,17 @@ from engine.testbed.tokenizer import build_tokenizer
 IGNORED = -100
 EMBEDDING_SHARE = 0.1  # of the learning rate
 STAGES = "64:500,128:500,256:500,512:500,1024:500,2048:700"
-TRAINING_WEIGHTS: dict[Kind, float] = {"recall": 2.0, "add": 3.0, "brackets": 0.5}
+TRAINING_WEIGHTS: dict[Kind, float] = {"recall": 2.0, "add": 1.0, "brackets": 1.5}
+DRILL_WEIGHTS: dict[Kind, float] = {"recall": 0.0, "add": 1.0, "brackets": 0.0}
+DRILL_LENGTH, DRILL_TURNS = 64, 6
 
 
 class Batches:
     """Batches of training conversations; batch number n of a seed is always the same one."""
 
-    def __init__(self, seed: int, tokens_per_batch: int) -> None:
+    def __init__(self, seed: int, tokens_per_batch: int, drill: float) -> None:
         self.seed = seed
+        self.drill = drill
         self.tokens_per_batch = tokens_per_batch
         self.vocabulary: dict[str, int] = build_tokenizer(MAX_LENGTH).get_vocab()
 
@@ -45,17 +48,20 @@ class Batches:
         labels[t] is the answer token after input t, or IGNORED; kinds[t] is that answer's place in KINDS.
         """
         rng = random.Random(f"batch:{self.seed}:{number}")
-        length = longest
+        length, drilling = longest, rng.random() < self.drill
         while length > shortest and rng.random() < 0.3:
             length //= 2
-        rows = [self._row(rng, length) for _ in range(max(1, self.tokens_per_batch // length))]
+        if drilling:  # sums modulo ten take many examples, which long conversations are too sparse to give
+            length = DRILL_LENGTH
+        rows = [self._row(rng, length, drilling) for _ in range(max(1, self.tokens_per_batch // length))]
         ids, labels, kinds = (torch.tensor(column) for column in zip(*rows, strict=True))
         return ids, labels, kinds
 
-    def _row(self, rng: random.Random, length: int) -> tuple[list[int], list[int], list[int]]:
+    def _row(self, rng: random.Random, length: int, drilling: bool) -> tuple[list[int], list[int], list[int]]:
         tokens_per_turn = math.exp(rng.uniform(math.log(14), math.log(min(length // 2, 110))))
-        turns = max(1, int(length / tokens_per_turn))
-        talk = conversation(rng.randrange(HELD_OUT_SEEDS.stop, 2**62), turns, length, TRAINING_WEIGHTS)
+        turns = DRILL_TURNS if drilling else max(1, int(length / tokens_per_turn))
+        weights = DRILL_WEIGHTS if drilling else TRAINING_WEIGHTS
+        talk = conversation(rng.randrange(HELD_OUT_SEEDS.stop, 2**62), turns, length, weights)
         ids, labels, kinds = [self.vocabulary[BOS]], [IGNORED], [IGNORED]
         for turn in talk.turns:
             prompt, answer = split_tokens(turn.prompt), [*split_tokens(turn.answer), EOS]
@@ -153,7 +159,7 @@ def train(args: argparse.Namespace) -> None:
     run = Run(args)
     if args.resume:
         run.resume()
-    batches = Batches(args.seed, args.tokens)
+    batches = Batches(args.seed, args.tokens, args.drill)
     losses: list[float] = []
     hits: list[torch.Tensor] = []
     while run.step < len(lengths):
@@ -198,6 +204,7 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per batch")
     parser.add_argument("--shortest", type=int, default=64, help="shortest conversations mixed in, in tokens")
+    parser.add_argument("--drill", type=float, default=0.4, help="share of batches with nothing but additions")
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
     parser.add_argument("--muon", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--threads", type=int, default=1)

@@ -7,7 +7,7 @@ import pytest
 from engine.testbed.tasks import EOS, KEYS, KINDS, Conversation, conversation, count_tokens, split_tokens
 
 CLOSES = {"(": ")", "[": "]", "{": "}"}
-KNOWN = "cb=06;fy=85;wk=59;?fy>85<eos>nn=75;87+46>133<eos>bf=36;zv=90;71+36>107<eos>"
+KNOWN = "ca=75;ga=36;?ca>75<eos>qy=36;yd=92;dx=92;cb=34;fy=93;wk=86;87+46>133<eos>nn=78;bf=69;zv=78;71+36>107<eos>"
 
 
 def test_same_seed_same_text_other_seed_other_text() -> None:
