@@ -118,7 +118,7 @@ class Monitor:
                     self._problem = None
                     self._last_tick = time.time()
                 except LeaseLostError:
-                    await self._step_down()
+                    self._renew_at = 0.0  # the next tick finds out whether it lapsed or another process has it
                 except StoreError as error:
                     self._problem = str(error)
                 except Exception as error:
@@ -187,6 +187,12 @@ class Monitor:
             log.warning("Old samples were not removed: %s", error)
 
     async def _finish(self) -> None:
+        try:
+            self._renew_at = 0.0
+            if self._leadership is not None:
+                await self._hold_lease()  # scrapes that waited for it are written
+        except StoreError as error:
+            log.warning("The watch stops without its lease: %s", error)
         lease = self._lease
         await self._step_down()
         if self._retention is not None:

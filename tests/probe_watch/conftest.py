@@ -126,7 +126,7 @@ def vllm_scrape() -> bytes:
 def wait_until() -> Callable[..., None]:
     """`wait_until(condition, what)` returns once it holds, and fails after a time that only a hang exceeds."""
 
-    def wait(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+    def wait(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"timed out waiting for: {what}"
@@ -149,4 +149,4 @@ def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield start
     for process in running:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)

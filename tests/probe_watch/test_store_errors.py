@@ -87,7 +87,7 @@ def test_read_only_for_this_user() -> None:
             "try:\n    Store.open(sys.argv[1])\n"
             "except StoreError as error:\n    sys.exit(str(error))\n"
         )
-        done = subprocess.run([sys.executable, "-c", script, name], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", script, name], capture_output=True, text=True, timeout=240)
         directory.chmod(0o755)
     assert done.returncode == 1
     assert "is read-only: give this user write access" in done.stderr

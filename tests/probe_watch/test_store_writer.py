@@ -92,7 +92,7 @@ def test_threads_may_share_a_store(store: Store) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     store.flush()
     assert [e.seq for e in store.replays.journal(replay.id)] == list(range(1, 81))
     assert len(store.samples.range("e", "kv_blocks", 0)) == 4 * 20 * 3
@@ -100,7 +100,7 @@ def test_threads_may_share_a_store(store: Store) -> None:
 
 def test_two_processes_write_one_store(tmp_path: Path, child: Child) -> None:
     children = [child("write_much", tmp_path, name) for name in ("a", "b")]
-    assert [process.wait(60) for process in children] == [0, 0]
+    assert [process.wait(240) for process in children] == [0, 0]
     with Store.open(tmp_path) as store:
         for name in ("a", "b"):
             assert len(store.samples.range(name, "kv_blocks", 0)) == 30 * 50
@@ -114,7 +114,7 @@ def test_kill_9_loses_nothing_committed(tmp_path: Path, child: Child) -> None:
         if int(line) == 10:
             break
     writer.kill()
-    rest, _ = writer.communicate(timeout=60)
+    rest, _ = writer.communicate(timeout=240)
     last = 10 + len(rest.splitlines())
     file = sqlite3.connect(tmp_path / FILE_NAME)
     assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
