@@ -54,9 +54,7 @@ class KVCacheManager:
         needed = self._num_blocks_for(request.num_tokens) - len(computed_blocks)
         return needed + _num_free(computed_blocks) + reserved_blocks <= self.block_pool.num_free_blocks
 
-    def allocate_slots(
-        self, request: Request, num_new_tokens: int, computed_blocks: Sequence[Block] = ()
-    ) -> bool:
+    def allocate_slots(self, request: Request, num_new_tokens: int, computed_blocks: Sequence[Block] = ()) -> bool:
         """Makes room for the next `num_new_tokens` of a request; False, and nothing changed, if there is none.
 
         `computed_blocks` are the hits of a request that is being admitted: they become the start of its table,

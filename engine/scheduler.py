@@ -86,9 +86,7 @@ class Scheduler:
             )
         self.config = config
         self.max_model_len = max_model_len
-        self.kv_cache_manager = KVCacheManager(
-            num_gpu_blocks, config.block_size, config.enable_prefix_caching
-        )
+        self.kv_cache_manager = KVCacheManager(num_gpu_blocks, config.block_size, config.enable_prefix_caching)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -98,8 +96,6 @@ class Scheduler:
         self._by_priority = config.scheduling_policy == "priority"
         self._watermark_blocks = int(config.watermark * self.kv_cache_manager.block_pool.num_usable_blocks)
         self._in_flight: SchedulerOutput | None = None
-
-    # -- requests come and go --
 
     def add_request(self, request: Request) -> None:
         """Queues a request.
@@ -166,8 +162,6 @@ class Scheduler:
             block_states=pool.block_states(),
         )
 
-    # -- one step --
-
     def schedule(self) -> SchedulerOutput:
         """Chooses the tokens of the next step and allocates their slots.
 
@@ -220,16 +214,13 @@ class Scheduler:
             if token_id is None:
                 raise ValueError(f"{request} reached its last token but has no sample")
             request.append_output_token(token_id)
-            if (
-                len(request.all_token_ids) >= request.max_num_tokens or token_id in request.stop_token_ids
-            ) and _stop(request, token_id):
+            may_end = len(request.all_token_ids) >= request.max_num_tokens or token_id in request.stop_token_ids
+            if may_end and _stop(request, token_id):
                 finished.append(request)
         self._release(finished)
         return finished
 
-    def _schedule_running(
-        self, entries: list[ScheduledRequest], preempted: list[Request], budget: int
-    ) -> int:
+    def _schedule_running(self, entries: list[ScheduledRequest], preempted: list[Request], budget: int) -> int:
         """Appends running requests to `entries` and victims to `preempted`; returns the budget that is left."""
         running = self.running
         allocate_slots = self.kv_cache_manager.allocate_slots
@@ -280,9 +271,7 @@ class Scheduler:
             self.waiting.popleft()
             self.running.append(request)
             request.status = RequestStatus.RUNNING
-            entries.append(
-                ScheduledRequest(request, num_new, request.num_computed_tokens, num_new == num_left)
-            )
+            entries.append(ScheduledRequest(request, num_new, request.num_computed_tokens, num_new == num_left))
             budget -= num_new
 
     def _chunk_limit(self) -> int:

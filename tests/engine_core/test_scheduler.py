@@ -18,9 +18,6 @@ def names(requests: object) -> list[str]:
     return [request.request_id for request in requests]  # type: ignore[attr-defined]
 
 
-# -- chunks and budgets --
-
-
 def test_prompts_are_chunked_to_the_budget_and_decodes_come_first(make_engine) -> None:
     engine = make_engine(num_gpu_blocks=32, max_num_seqs=4, max_num_batched_tokens=8)
     engine.add("a", range(5))
@@ -51,7 +48,11 @@ def test_long_prefill_threshold_applies_only_when_others_want_the_step(make_engi
 
 def test_without_chunked_prefill_a_prompt_is_scheduled_whole_or_not_at_all(make_engine) -> None:
     engine = make_engine(
-        num_gpu_blocks=64, max_model_len=16, max_num_batched_tokens=16, max_num_seqs=8, enable_chunked_prefill=False,
+        num_gpu_blocks=64,
+        max_model_len=16,
+        max_num_batched_tokens=16,
+        max_num_seqs=8,
+        enable_chunked_prefill=False,
         long_prefill_token_threshold=2,
     )
     for index in range(3):
@@ -108,9 +109,6 @@ def test_watermark_keeps_blocks_free_at_admission_but_not_for_ever(make_engine) 
     engine.step()
     assert names(engine.scheduler.running) == ["a"]  # 3 + 4 blocks would leave fewer than 5
     assert names(engine.run()) == ["a", "b"]
-
-
-# -- prefix cache --
 
 
 def test_a_full_hit_computes_the_last_block_again(make_engine) -> None:
@@ -195,9 +193,6 @@ def test_reset_prefix_cache(make_engine) -> None:
     assert engine.scheduler.stats().prefix_hits_total == 0
 
 
-# -- preemption --
-
-
 def test_the_last_running_request_is_preempted_and_comes_back_first(make_engine, fake_output) -> None:
     engine = make_engine(num_gpu_blocks=6, max_num_seqs=8)  # 5 usable blocks of 4
     for name in "abc":
@@ -274,9 +269,6 @@ def test_fcfs_ignores_priority(make_engine) -> None:
     assert names(engine.scheduler.waiting) == ["a", "b"]
 
 
-# -- limits at arrival --
-
-
 def test_a_request_larger_than_the_pool_is_rejected_and_blocks_nobody(make_engine) -> None:
     engine = make_engine(num_gpu_blocks=4)  # 12 slots
     with pytest.raises(ValueError, match="may grow to 13 tokens but the whole KV cache holds 12"):
@@ -308,9 +300,6 @@ def test_an_id_in_use_is_refused(make_engine) -> None:
         engine.add("a", [2])
     engine.run()
     engine.add("a", [2])
-
-
-# -- ends --
 
 
 def test_stops_at_max_tokens_and_at_the_context_limit(make_engine) -> None:
@@ -397,9 +386,6 @@ def test_finish_from_outside_after_the_step(make_engine) -> None:
     assert engine.scheduler.finish("r", RequestStatus.FINISHED_STOPPED) is request
     assert request.status.finish_reason == "stop"
     assert engine.pool.num_free_blocks == engine.pool.num_usable_blocks
-
-
-# -- the order of calls --
 
 
 def test_schedule_twice_without_update_is_refused(make_engine) -> None:
