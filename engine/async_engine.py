@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.scheduler import QueueFull
@@ -61,27 +61,30 @@ class Submission:
     priority: int = 0
 
 
-@dataclass(eq=False)
 class Generation:
     """A group of sequences answered together (prompts x n), as the event loop sees it.
 
-    `_parts` belongs to the engine thread, `_pending` and the futures to the event loop.
+    `parts` and `unfinished` belong to the engine thread, everything else to the event loop.
     """
 
-    submissions: Sequence[Submission]
-    streaming: bool
-    loop: asyncio.AbstractEventLoop
-    cancel: Callable[[Generation], None]
-    unfinished: int = 0
-    _parts: list[list[RequestOutput]] = field(default_factory=list)
-    _pending: list[tuple[int, RequestOutput]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.unfinished = len(self.submissions)
-        self._parts = [[] for _ in self.submissions]
-        self._admitted: asyncio.Future[None] = self.loop.create_future()
-        self._finished: asyncio.Future[list[RequestOutput]] = self.loop.create_future()
+    def __init__(
+        self,
+        submissions: Sequence[Submission],
+        *,
+        streaming: bool,
+        loop: asyncio.AbstractEventLoop,
+        cancel: Callable[[Generation], None],
+    ) -> None:
+        self.submissions = submissions
+        self.streaming = streaming
+        self.loop = loop
+        self.unfinished = len(submissions)
+        self.parts: list[list[RequestOutput]] = [[] for _ in submissions]
+        self._cancel = cancel
+        self._pending: list[tuple[int, RequestOutput]] = []
         self._wake = asyncio.Event()
+        self._admitted: asyncio.Future[None] = loop.create_future()
+        self._finished: asyncio.Future[list[RequestOutput]] = loop.create_future()
 
     async def admitted(self) -> None:
         """Returns once the scheduler has the group; raises what refused it (`QueueFull`, `RequestRefused`)."""
@@ -115,7 +118,7 @@ class Generation:
         """Stops the work for a client that is gone; does nothing on a finished generation. Event loop only."""
         if not self._finished.done():
             self.fail(ClientGone())
-            self.cancel(self)
+            self._cancel(self)
 
     def push(self, outputs: list[tuple[int, RequestOutput]]) -> None:
         """Takes deltas of a stream. Event loop only."""
@@ -211,7 +214,8 @@ class AsyncEngine:
 
     def submit(self, submissions: Sequence[Submission], *, streaming: bool) -> Generation:
         """Hands a group of sequences to the engine. Call it on the event loop; raises `EngineDead`."""
-        generation = Generation(submissions, streaming, asyncio.get_running_loop(), cancel=self._cancel)
+        loop = asyncio.get_running_loop()
+        generation = Generation(submissions, streaming=streaming, loop=loop, cancel=self._cancel)
         self._send(lambda engine: self._admit(generation, engine))
         return generation
 
@@ -350,7 +354,7 @@ class AsyncEngine:
             if generation.streaming:
                 streams.setdefault(id(generation), (generation, []))[1].append((index, output))
             else:
-                generation._parts[index].append(output)
+                generation.parts[index].append(output)
             if output.finished:
                 del self._active[output.request_id]
                 generation.unfinished -= 1
@@ -379,4 +383,4 @@ def _hand_over(
     for generation, outputs in streams:
         generation.push(outputs)
     for generation in finished:
-        generation.finish([merge_outputs(parts) for parts in generation._parts if parts])
+        generation.finish([merge_outputs(parts) for parts in generation.parts if parts])
