@@ -83,12 +83,12 @@ class DrillEngine:
         return [exit_data(e) for e in self._exits if e.at >= ts and e.reason != "stopped"]
 
     def close(self) -> None:
-        """Stops the process and takes the target out of the watch."""
+        """Takes the target out of the watch (a wanted end is no missing target), then stops the process."""
         try:
-            self._supervisor.stop()
-        finally:
             if self._registered:
                 self._store.targets.deactivate(self.name)
+        finally:
+            self._supervisor.stop()
 
     def _on_exit(self, exit_: EngineExit) -> None:
         self._exits.append(exit_)

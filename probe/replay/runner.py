@@ -108,7 +108,7 @@ class ReplayRunner:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """A monitor beside the replay (standing by when another process leads); the engine never outlives the replay."""
+        """A monitor beside the replay, standing by when another process leads; the engine never outlives the replay."""
         monitor = self._make_monitor(self._store)
         monitor.start()
         try:

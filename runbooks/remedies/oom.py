@@ -35,8 +35,7 @@ def advise(facts: TargetFacts) -> Recommendation:
         _pool_by_profile(draft, activation)
     else:
         _lower_utilization(draft)
-    _smaller_step(draft, activation)
-    # Counted with the peak as measured: what a smaller step saves is an estimate until the next profile.
+    activation = _smaller_step(draft, activation)
     fits = pool_that_fits(facts, activation_bytes=activation)
     tokens = _tokens_in(facts, fits) if explicit else facts.kv_cache_size_tokens
     fit_max_num_seqs(draft, tokens, after_change=explicit)
@@ -152,8 +151,12 @@ def _lower_utilization(draft: Draft) -> None:
     )
 
 
-def _smaller_step(draft: Draft, activation: int | None) -> None:
-    """Halves --max-num-batched-tokens while its activations take too much of what the weights leave."""
+def _smaller_step(draft: Draft, activation: int | None) -> int | None:
+    """Halves --max-num-batched-tokens while its activations take too much; returns the peak to count with.
+
+    A part of the peak does not shrink with the step (logits, sampling, decoding), so half of the saving is counted
+    until the next start has measured it.
+    """
     flag, facts = "--max-num-batched-tokens", draft.facts
     step, device, weights, utilization = (
         facts.max_num_batched_tokens,
@@ -163,7 +166,7 @@ def _smaller_step(draft: Draft, activation: int | None) -> None:
     )
     if step is None or activation is None or device is None or weights is None or utilization is None:
         draft.lacks("the activation peak of one step")
-        return
+        return activation
     budget = int(device * utilization) - weights
     least = max(SMALLEST_STEP, facts.max_num_seqs or 1)
     to = step
@@ -177,15 +180,16 @@ def _smaller_step(draft: Draft, activation: int | None) -> None:
             f"not needed: a step of {step} tokens peaks at {size(activation)}, {share:.0%} of the "
             f"{size(budget)} that weights leave",
         )
-        return
+        return activation
     peak = int(activation * to / step)
     draft.propose(
         flag,
         to,
         why=f"a step of {step} tokens peaks at {size(activation)}, {activation / budget:.0%} of the "
         f"{size(budget)} that weights leave; activations grow with the tokens of a step, so {to} tokens peak at "
-        f"about {size(peak)} and the pool gets {size(activation - peak)}.",
+        f"about {size(peak)}. Half of the saving is counted for the pool until the next start has measured it.",
         expected=f"activation peak {size(activation)} -> about {size(peak)}",
         cost=f"a long prompt takes {step // to} times as many steps: later first token, smoother decoding beside it",
         verify=STAYS_UP,
     )
+    return (activation + peak) // 2

@@ -17,6 +17,7 @@ from probe.load.traces import cut, fit, load_trace, requests_from
 from probe.replay.observation import Check, LoadPlan, Observation, alert_fired, alert_resolved, all_completed
 
 TRACE = "azure_llm_conv_2023"
+FIRST_ROW = 135  # answers are long for their prompts here, so requests grow after admission
 THRESHOLD = 0.05
 LEAST_FINISHED = 20  # below it a rate says little
 
@@ -26,12 +27,13 @@ class EvictionStorm:
     """Scenario `eviction-storm`; `model` "" is the testbed model."""
 
     model: str = ""
-    device_memory: int = 320 * MIB
-    utilization: float = 0.12
+    device_memory: int = 192 * MIB
+    utilization: float = 0.125
     max_num_seqs: int = 48
-    max_num_batched_tokens: int = 1024
-    requests: int = 60
-    rate: float = 15.0  # requests a second on average, with the trace's own bursts
+    max_num_batched_tokens: int = 512
+    max_model_len: int = 1024
+    requests: int = 50
+    rate: float = 20.0  # requests a second on average, with the trace's own bursts
     time_scale: float = 0.03
     scrape_interval_s: float = 0.5
 
@@ -64,16 +66,19 @@ class EvictionStorm:
             "--gpu-memory-utilization", str(self.utilization),
             "--max-num-seqs", str(self.max_num_seqs),
             "--max-num-batched-tokens", str(self.max_num_batched_tokens),
+            "--max-model-len", str(self.max_model_len),
         ]  # fmt: skip
 
     def load(self, endpoint: Endpoint) -> LoadPlan:
-        """The first rows of the Azure conversation trace, fitted to the context, at their own (hastened) times."""
-        trace = cut(fit(load_trace(TRACE), endpoint.max_model_len), count=self.requests, rate=self.rate)
+        """A slice of the Azure conversation trace, fitted to the context, at its own (hastened) times."""
+        fitted = fit(load_trace(TRACE), endpoint.max_model_len)
+        trace = cut(fitted, start=FIRST_ROW, count=self.requests, rate=self.rate)
         options = LoadOptions(timed=True, model=endpoint.model, request_timeout_s=90, max_duration_s=90)
         return LoadPlan(
             tuple(requests_from(trace, vocab_size=endpoint.vocab_size)),
             options,
-            f"{len(trace.rows)} requests of {TRACE}, lengths x {trace.factor:.3f}, {self.rate:g} a second",
+            f"{len(trace.rows)} requests of {TRACE} from row {FIRST_ROW}, lengths x {trace.factor:.3f}, "
+            f"{self.rate:g} a second",
         )
 
     def reproduced(self, before: Observation) -> list[Check]:

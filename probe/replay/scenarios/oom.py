@@ -2,9 +2,9 @@
 
 The published case: Llama-3-70B summarizes documents of 128K tokens, four at a time, and dies. Scaled to the testbed:
 the operator works out what N requests of the full context need in KV cache and gives exactly that with
---kv-cache-memory-bytes, which replaces the sizing by profile; N is what nearly fills the device. A large
---max-num-batched-tokens is to speed up the long prompts. The engine starts, a short request passes, and the first
-large prefill finds no memory for its activations.
+--kv-cache-memory-bytes, which replaces the sizing by profile and with it his careful --gpu-memory-utilization. N is
+what nearly fills the device. A large --max-num-batched-tokens is to speed up the long prompts. The engine starts, a
+short request passes, and the first large prefill finds no memory for its activations.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class OutOfMemory:
     """Scenario `oom`; `model` "" is the testbed model."""
 
     model: str = ""
-    device_memory: int = 192 * MIB
+    device_memory: int = 160 * MIB
+    utilization: float = 0.8  # careful, and without effect while the pool is sized by hand
     spare_share: float = 0.14  # of the device: what the operator leaves beside weights and pool
     max_num_batched_tokens: int = 8192
     time_scale: float = 0.05
@@ -87,6 +88,7 @@ class OutOfMemory:
         return [
             *(["--model", self.model] if self.model else []),
             "--device-memory", str(self.device_memory),
+            "--gpu-memory-utilization", str(self.utilization),
             "--kv-cache-memory-bytes", str(kv_bytes),
             "--max-num-seqs", str(count),
             "--max-num-batched-tokens", str(self.max_num_batched_tokens),
