@@ -34,8 +34,8 @@ class AttentionMetadata:
     num_decodes: the first num_decodes sequences have exactly one query token; the rest are prefill chunks.
 
     Query i of a sequence stands at position seq_len - query_len + i and sees the keys at positions <= its own.
-    Build one per step and share it between layers. The tensors must not be changed afterwards: backends keep
-    what they derive from them in `plans`.
+    Build one per step and share it between layers. The tensors must not be changed afterwards, nor the object used
+    by two threads at once: backends keep what they derive from it, and scratch space, in `plans`.
     """
 
     query_start_loc: Tensor
@@ -116,7 +116,8 @@ def paged_attention(
 
     query: [num_tokens, num_q_heads, head_dim]; query head h reads KV head h // (num_q_heads // num_kv_heads).
     Returns [num_tokens, num_q_heads, head_dim] in the query's dtype; padding rows and queries that see no key
-    are zero. Slots past a sequence's length are never used, whatever they hold. Raises ValueError on bad shapes.
+    are zero. Slots past a sequence's length are never used, whatever they hold. Inference only: no gradients.
+    Raises ValueError on bad shapes.
     """
     _check_caches(k_cache, v_cache)
     if query.dim() != 3 or query.shape[2] != k_cache.shape[3] or query.dtype not in FLOAT_DTYPES:

@@ -105,6 +105,8 @@ def _check_values(metadata: AttentionMetadata, starts: list[int], lens: list[int
         raise ValueError(f"query_start_loc must rise from 0 to at most num_tokens = {num_tokens}, got {starts}.")
     if any(length != 1 for length in query_lens[: metadata.num_decodes]):
         raise ValueError(f"The first num_decodes = {metadata.num_decodes} sequences must have one query token each.")
+    if max(query_lens, default=0) > metadata.max_query_len:
+        raise ValueError(f"A sequence has {max(query_lens)} query tokens, more than max_query_len.")
     if min(lens, default=0) < 0 or max(lens, default=0) > metadata.max_seq_len:
         raise ValueError(f"seq_lens must lie between 0 and max_seq_len = {metadata.max_seq_len}.")
 
@@ -124,20 +126,24 @@ def _plan_decodes(table: Ints, lens: list[int], shape: CacheShape, dtype: torch.
     buckets = _buckets(lens, shape.num_q_heads)
     if not buckets:
         return None
-    seqs = [seq for bucket in buckets for seq in bucket]
-    padded_blocks = [-(-lens[bucket[0]] // shape.block_size) for bucket in buckets for _ in bucket]
-    crow, cols = _csr_indices(table, np.array(seqs), np.array(padded_blocks), shape)
-    padding = _pad(cols, crow, np.repeat([lens[seq] for seq in seqs], shape.num_q_heads))
-    values = torch.zeros(cols.size, dtype=dtype)
-    crow_tensor, cols_tensor = torch.from_numpy(crow.astype(cols.dtype)), torch.from_numpy(cols)
+    seqs = np.array([seq for bucket in buckets for seq in bucket])
+    padded_blocks = np.array([-(-lens[bucket[0]] // shape.block_size) for bucket in buckets for _ in bucket])
+    crow, cols = _csr_indices(table, seqs, padded_blocks, shape)
+    padding = _pad(cols.numpy(), crow, np.array(lens)[seqs].repeat(shape.num_q_heads))
+    values = torch.zeros(cols.numel(), dtype=dtype)
+    crow_tensor = torch.from_numpy(crow).to(cols.dtype)
     size = (crow.size - 1, shape.num_rows)
-    bucket_rows = np.cumsum([0] + [len(bucket) * shape.num_q_heads for bucket in buckets])
+    bucket_rows = [len(bucket) * shape.num_q_heads for bucket in buckets]
+    bucket_ends = crow[np.cumsum(bucket_rows)].tolist()
     return DecodePlan(
-        tokens=torch.tensor(seqs),
+        tokens=torch.from_numpy(seqs),
         crow=crow_tensor,
-        cols=cols_tensor,
-        scores=torch.sparse_csr_tensor(crow_tensor, cols_tensor, values, size, check_invariants=False),
-        buckets=[values[crow[lo] : crow[hi]].view(int(hi - lo), -1) for lo, hi in pairwise(bucket_rows)],
+        cols=cols,
+        scores=torch.sparse_csr_tensor(crow_tensor, cols, values, size, check_invariants=False),
+        buckets=[
+            part.view(rows, -1)
+            for part, rows in zip(torch.tensor_split(values, bucket_ends[:-1]), bucket_rows, strict=True)
+        ],
         padding=torch.from_numpy(padding),
     )
 
@@ -162,20 +168,20 @@ def _buckets(lens: list[int], num_q_heads: int) -> list[list[int]]:
     return buckets
 
 
-def _csr_indices(table: Ints, seqs: Ints, padded_blocks: Ints, shape: CacheShape) -> tuple[Ints, Ints]:
+def _csr_indices(table: Ints, seqs: Ints, padded_blocks: Ints, shape: CacheShape) -> tuple[Ints, Tensor]:
     """Row starts and columns when every (sequence, head) row takes that many whole blocks of the table."""
-    num_rows = seqs.size * shape.num_q_heads
-    row_blocks = np.repeat(padded_blocks, shape.num_q_heads)
-    first_block = np.concatenate([[0], np.cumsum(row_blocks)])
-    row = np.repeat(np.arange(num_rows), row_blocks)
-    nth = np.arange(row.size) - first_block[row]
-    blocks = table[np.repeat(seqs, shape.num_q_heads)[row], nth]
+    row_blocks = padded_blocks.repeat(shape.num_q_heads)
+    first_block = np.concatenate([[0], row_blocks.cumsum()])
+    num_entries = int(first_block[-1])
+    table_offset = (seqs * table.shape[1]).repeat(shape.num_q_heads) - first_block[:-1]
+    blocks = table.ravel()[table_offset.repeat(row_blocks) + np.arange(num_entries)]
     _check_blocks(blocks, shape)
-    dtype = np.int32 if max(shape.num_rows, row.size * shape.block_size) < 2**31 else np.int64
-    kv_head = (np.arange(num_rows) % shape.num_q_heads // shape.group).astype(dtype)
-    block_starts = (blocks.astype(dtype) * shape.num_kv_heads + kv_head[row]) * shape.block_size
-    cols = (block_starts[:, None] + np.arange(shape.block_size, dtype=dtype)).ravel()
-    return first_block * shape.block_size, cols
+    kv_head = np.arange(row_blocks.size) % shape.num_q_heads // shape.group
+    block_starts = (blocks * np.int64(shape.num_kv_heads) + kv_head.repeat(row_blocks)) * shape.block_size
+    dtype = torch.int32 if max(shape.num_rows, num_entries * shape.block_size) < 2**31 else torch.int64
+    offsets = torch.arange(shape.block_size, dtype=dtype)
+    cols = torch.from_numpy(block_starts).to(dtype)[:, None] + offsets  # torch: numpy broadcasts this slowly
+    return first_block * shape.block_size, cols.view(-1)
 
 
 def _pad(cols: Ints, crow: Ints, row_lens: Ints) -> Ints:

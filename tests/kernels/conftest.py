@@ -96,9 +96,9 @@ def interpreted() -> Iterator[Callable[..., Any]]:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in (("TRITON_INTERPRET", "1"), ("KVONCALL_KERNELS", "triton"), ("OMP_NUM_THREADS", "1")):
                 patch.setenv(name, value)
-            pool.submit(int).result(timeout=120)
+            pool.submit(int).result(timeout=600)
 
         def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            return pool.submit(function, *args, **kwargs).result(timeout=300)
+            return pool.submit(function, *args, **kwargs).result(timeout=600)
 
         yield call

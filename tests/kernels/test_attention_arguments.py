@@ -46,6 +46,7 @@ def test_bad_metadata(changes: dict[str, Any], message: str) -> None:
     [
         ({"query_start_loc": torch.tensor([0, 2, 1], dtype=torch.int32)}, "query_start_loc must rise"),
         ({"query_start_loc": torch.tensor([0, 1, 9], dtype=torch.int32)}, "at most num_tokens = 3"),
+        ({"max_query_len": 1}, "2 query tokens, more than max_query_len"),
         ({"num_decodes": 2}, "num_decodes = 2 sequences must have one query token"),
         ({"seq_lens": torch.tensor([4, 5], dtype=torch.int32)}, "between 0 and max_seq_len = 4"),
         ({"seq_lens": torch.tensor([4, -1], dtype=torch.int32)}, "between 0 and max_seq_len = 4"),
