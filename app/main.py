@@ -6,6 +6,9 @@ import streamlit as st
 
 st.set_page_config(page_title="kvoncall", page_icon="■", layout="wide")
 
+# Streamlit leaves 6 rem above a page; an incident's first line belongs on the first screen.
+st.html("<style>.stMainBlockContainer{padding-top:4.2rem;padding-bottom:2rem}</style>")
+
 st.navigation(
     [
         st.Page("app_pages/overview.py", title="Overview", icon=":material/monitor_heart:", default=True),

@@ -12,6 +12,7 @@ from app.runtime import get_runtime
 from app.ui import charts, signals, words
 from app.ui.guard import live, page
 from app.ui.links import link, param
+from app.ui.tables import show_table
 from probe.store import Alert, Store
 
 HISTORY = 200
@@ -69,8 +70,9 @@ def show_card(alert: Alert, now: float) -> None:
             f"{words.alert_mark(alert.state).badge} **{alert.rule}** on `{alert.target}` for "
             f"{words.span(now - since)}, evaluated {words.ago(alert.updated_at, now)}"
         )
-        st.markdown(f"{alert.summary}  \n{value_line(alert)}")
+        st.markdown(f"{words.plain(alert.summary)}  \n{value_line(alert)}")
         show_links(alert)
+        link("alerts", "This alert", ":material/link:", alert=alert.id)
 
 
 def value_line(alert: Alert) -> str:
@@ -94,7 +96,6 @@ def show_links(alert: Alert) -> None:
         )  # fmt: skip
         if alert.replay_id:
             link("incidents", "Open its replay", ":material/science:", replay=alert.replay_id)
-        link("alerts", "This alert", ":material/link:", alert=alert.id)
 
 
 @live(2.0)
@@ -106,8 +107,8 @@ def show_alert(alert_id: int) -> None:
         return
     mark = words.alert_mark(alert.state)
     st.subheader(f"Alert {alert.id}: {alert.rule}")
-    st.markdown(f"{mark.badge} severity **{alert.severity}** on `{alert.target}`. {alert.summary}")
-    st.markdown(f"{value_line(alert)}  \nrests on: {alert.coverage or 'nothing recorded'}")
+    st.markdown(f"{mark.badge} severity **{alert.severity}** on `{alert.target}`. {words.plain(alert.summary)}")
+    st.markdown(f"{value_line(alert)}  \nrests on: {words.plain(alert.coverage or 'nothing recorded')}")
     show_links(alert)
     show_timeline(store, alert)
     if alert.rule == signals.EVICTION_RULE:
@@ -130,7 +131,7 @@ def show_timeline(store: Store, alert: Alert) -> None:
         for (ts, before, after, value), end in zip(transitions, ends, strict=True)
     ]
     st.markdown("**States**")
-    st.table(pd.DataFrame(rows), hide_index=True, border="horizontal")
+    show_table(rows)
 
 
 def show_signal(store: Store, alert: Alert) -> None:

@@ -49,9 +49,13 @@ def thin(states: Sequence[int], max_cells: int = MAX_CELLS) -> tuple[list[int], 
 
 
 def svg(cells: Sequence[int], columns: int = 64) -> str:
-    """The map as an SVG document, `columns` cells a row."""
+    """The map as an SVG document, `columns` cells a row, with a thin line between cells."""
     rows = max(1, math.ceil(len(cells) / columns))
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * CELL} {rows * CELL}">']
+    width, height = columns * CELL, rows * CELL
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
+    pattern = f'<pattern id="g" width="{CELL}" height="{CELL}" patternUnits="userSpaceOnUse">'
+    line = f'<path d="M{CELL} 0V{CELL}" stroke="#fff" stroke-opacity=".35"/></pattern>'
+    parts = [head, pattern, line]
     for row in range(rows):
         line = cells[row * columns : (row + 1) * columns]
         start = 0
@@ -62,14 +66,14 @@ def svg(cells: Sequence[int], columns: int = 64) -> str:
                     f'height="{CELL - 1}" fill="{COLORS[min(line[start], 3)]}"/>'
                 )
                 start = i
-    parts.append("</svg>")
+    parts.append(f'<path d="M0 0H{width}V{height}H0Z" fill="url(#g)"/></svg>')
     return "".join(parts)
 
 
 def image_html(states: Sequence[int]) -> str:
     """An `<img>` of the map with its counts as alternative text."""
     cells, per_cell = thin(states)
-    data = base64.b64encode(svg(cells).encode()).decode()
+    data = base64.b64encode(svg(cells, 32 if len(cells) <= 256 else 64).encode()).decode()
     words = ", ".join(f"{n} {word}" for word, n in counts(states).items())
     note = f" One cell stands for {per_cell} blocks." if per_cell > 1 else ""
     return f'<img src="data:image/svg+xml;base64,{data}" alt="KV blocks: {words}.{note}" style="width:100%">'

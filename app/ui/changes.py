@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
+from app.ui.words import plain
 from engine.config import apply_changes
 
 RESTART = ":orange-badge[▲ needs a restart]"
 NO_RESTART = ":green-badge[● no restart]"
-_DETAILS = (
-    ("why", "Why"),
-    ("expected", "Expected"),
-    ("cost", "Costs"),
-    ("verify", "Verify"),
-    ("rollback", "Roll back"),
+_DETAILS: tuple[tuple[str, str, Callable[[str], str]], ...] = (
+    ("why", "Why", plain),
+    ("expected", "Expected", plain),
+    ("cost", "Costs", plain),
+    ("verify", "Verify", lambda query: f"`{query}`"),
+    ("rollback", "Roll back", plain),
 )
 
 
@@ -35,7 +36,7 @@ def show_changes(changes: Sequence[Mapping[str, Any]]) -> None:
             restart = RESTART if change.get("restart", True) else NO_RESTART
             now, to = flag_value(change.get("from")), flag_value(change.get("to"))
             st.markdown(f"`{change['flag']}` &nbsp; now `{now}` → **`{to}`** &nbsp; {restart}")
-            lines = [f"- **{label}:** {change[key]}" for key, label in _DETAILS if change.get(key)]
+            lines = [f"- **{label}:** {write(str(change[key]))}" for key, label, write in _DETAILS if change.get(key)]
             st.markdown("\n".join(lines))
 
 

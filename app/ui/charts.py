@@ -42,7 +42,12 @@ def lines(
     wide = pd.DataFrame({"time": pd.to_datetime(at, unit="s", utc=True), **series})
     frame = wide.melt("time", var_name="series", value_name="value")
     top = _top(frame["value"], threshold, y_max)
-    x = alt.X("time:T", title=None, scale=alt.Scale(type="utc"), axis=alt.Axis(format="%H:%M:%S", labelOverlap=True))
+    x = alt.X(
+        "time:T",
+        title=None,
+        scale=alt.Scale(type="utc"),
+        axis=alt.Axis(format="%H:%M:%S", labelOverlap=True, tickCount=6),
+    )
     y = alt.Y("value:Q", title=None, scale=alt.Scale(domain=[0, top]), axis=alt.Axis(format=y_format, tickCount=4))
     names = list(series)
     color = alt.Color(

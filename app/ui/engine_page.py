@@ -17,6 +17,7 @@ from app.ui import blocks, charts, debug, signals, words
 from app.ui.changes import flag_value
 from app.ui.forms import given
 from app.ui.guard import guarded, live, page
+from app.ui.tables import show_table
 from engine.config import EngineConfig
 from engine.supervisor import EngineExit
 
@@ -29,7 +30,7 @@ def render() -> None:
     st.title("Engine")
     runtime = get_runtime()
     if runtime.problem:
-        st.error(runtime.problem)
+        st.error(words.plain(runtime.problem))
     engine = runtime.engine
     if engine is None:
         if runtime.is_open and not runtime.options.engine_enabled:
@@ -97,7 +98,7 @@ def edit_flags(engine: EmbeddedEngine) -> None:
             try:
                 flags = shlex.split(text)
             except ValueError as error:
-                st.error(f"The flags cannot be split into words: {error}.")
+                st.error(words.plain(f"The flags cannot be split into words: {error}."))
                 return
             engine.restart(reason, flags)
             st.rerun()
@@ -117,7 +118,7 @@ def show_process() -> None:
     if snapshot.busy:
         parts.append(f":blue-badge[◔ {snapshot.busy}]")
     if status.pid:
-        parts.append(f"pid {status.pid} at {status.base_url}")
+        parts.append(f"pid {status.pid} at `{status.base_url}`")
     if status.started_at and status.state == "running":
         parts.append(f"up {words.span(time.time() - status.started_at)}")
     parts.append(f"restarts {status.restarts}")
@@ -128,7 +129,7 @@ def show_process() -> None:
         )
     st.markdown(" · ".join(parts))
     if snapshot.problem:
-        st.error(snapshot.problem)
+        st.error(words.plain(snapshot.problem))
 
 
 def show_last_exit(last: EngineExit | None, state: str) -> None:
@@ -137,7 +138,7 @@ def show_last_exit(last: EngineExit | None, state: str) -> None:
         return
     with st.expander(f"Last exit: {last.reason}, {words.ago(last.at)}", expanded=state == "crashed"):
         when = f"after {words.span(last.uptime_s)}, at {words.clock(last.at)}"
-        st.markdown(f"**{last.message}**  \nexit code {last.code}, {when}")
+        st.markdown(f"**{words.plain(last.message)}**  \nexit code {last.code}, {when}")
         if last.log_tail:
             st.code("\n".join(last.log_tail), language=None, wrap_lines=True)
 
@@ -146,10 +147,11 @@ def show_last_exit(last: EngineExit | None, state: str) -> None:
 def show_live() -> None:
     """What the engine does this second, asked from the engine itself."""
     runtime = get_runtime()
-    if runtime.engine is None or runtime.engine.snapshot().status.state != "running":
+    status = runtime.engine.snapshot().status if runtime.engine is not None else None
+    if status is None or status.state != "running" or status.base_url is None:
         st.info("Live figures appear when the engine is running.")
         return
-    url = runtime.engine.supervisor.base_url
+    url = status.base_url
     asked = time.time()
     requests = debug.ask(url, "/debug/requests")["requests"]
     pool = debug.ask(url, "/debug/blocks")
@@ -231,12 +233,12 @@ def show_flags(flags: Sequence[str]) -> None:
             {"flag": flag, "value": flag_value(value), "default": flag_value(defaults.get(flag))}
             for flag, value in changed.items()
         ]
-        st.table(pd.DataFrame(rows), hide_index=True, border="horizontal")
+        show_table(rows)
     else:
         st.caption("Every flag has its default.")
     with st.expander(f"All {len(values)} flags"):
         rows = [{"flag": flag, "value": flag_value(value)} for flag, value in values.items()]
-        st.table(pd.DataFrame(rows), hide_index=True, border="horizontal")
+        show_table(rows)
 
 
 PLAN_ROWS = (
@@ -273,4 +275,4 @@ def show_memory_plan() -> None:
         if plan.get(key) is not None
     ]
     st.caption(f"The pool is {source}.")
-    st.table(pd.DataFrame(rows), hide_index=True, border="horizontal")
+    show_table(rows)

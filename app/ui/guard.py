@@ -16,6 +16,7 @@ import streamlit as st
 
 from app.runtime import AppError
 from app.ui.debug import EngineUnreachableError
+from app.ui.words import plain
 from engine.config import ConfigError
 from probe.replay.scenario import ReplayError
 from probe.store import StoreError
@@ -46,10 +47,10 @@ def guarded() -> Iterator[None]:
     try:
         yield
     except _EXPECTED as error:
-        st.error(sentence(error))
+        st.error(plain(sentence(error)))
     except Exception as error:
         log.exception("a page failed")
-        st.error(sentence(error))
+        st.error(plain(sentence(error)))
 
 
 def page(body: Callable[P, None]) -> Callable[P, None]:
@@ -79,5 +80,5 @@ def live(every: float) -> Callable[[Callable[P, None]], Callable[P, None]]:
 def on_script_error(error: Exception) -> bool:
     """`st.App`'s last resort for an error outside every guard."""
     log.error("a page failed outside its guard", exc_info=error)
-    st.error(sentence(error))
+    st.error(plain(sentence(error)))
     return True

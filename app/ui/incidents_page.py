@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,6 +12,7 @@ from app.runtime import get_runtime
 from app.ui import replay_view, words
 from app.ui.guard import guarded, live, page
 from app.ui.links import link, param
+from app.ui.tables import show_table
 from probe.replay.scenario import Scenario, list_scenarios
 from probe.store import Replay
 
@@ -40,8 +41,8 @@ def render() -> None:
 def show_scenario(scenario: Scenario, replays: Sequence[Replay]) -> None:
     """One scenario with the case it stands for, its newest verdict and the button that runs it."""
     with st.container(border=True):
-        st.markdown(f"#### {scenario.title}")
-        st.markdown(f"**Hypothesis:** {scenario.hypothesis}")
+        st.markdown(f"#### {words.plain(scenario.title)}")
+        st.markdown(f"**Hypothesis:** {words.plain(scenario.hypothesis)}")
         show_case(scenario.article_case)
         newest = next((r for r in replays if r.scenario == scenario.id), None)
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -58,14 +59,27 @@ def show_scenario(scenario: Scenario, replays: Sequence[Replay]) -> None:
                 link("incidents", "Open last run", ":material/history:", replay=newest.id)
 
 
-def show_case(case: Any) -> None:
+def show_case(case: Mapping[str, Any]) -> None:
     """The published incident with its true figures."""
-    if isinstance(case, Mapping):
-        rows = [{"figure": str(key), "value": str(value)} for key, value in case.items()]
-        with st.expander("The published case this is scaled down from, with its figures computed anew"):
-            st.table(pd.DataFrame(rows), hide_index=True, border="horizontal")
-    elif case:
-        st.markdown(f"**Published case:** {case}")
+    with st.expander("The published case behind it, with its figures computed anew"):
+        show_table([{"figure": name, "value": value} for name, value in _flat(case)])
+
+
+UNITS = {"gb": "GB", "gib": "GiB", "kv": "KV"}
+
+
+def _flat(case: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values of a nested case as they are read."""
+    for key, value in case.items():
+        name = prefix + " ".join(UNITS.get(word, word) for word in key.split("_"))
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}: ")
+        elif isinstance(value, bool):
+            yield name, "yes" if value else "no"
+        elif isinstance(value, int | float):
+            yield name, words.count(value)
+        else:
+            yield name, str(value)
 
 
 def start(scenario_id: str) -> None:

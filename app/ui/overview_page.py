@@ -31,7 +31,7 @@ def render() -> None:
         target = choose_target(targets) if targets else None
         range_s = choose_range()
     if runtime.problem:
-        st.error(runtime.problem)
+        st.error(words.plain(runtime.problem))
     if runtime.is_open:
         show_now()
         if target is not None:
@@ -68,7 +68,9 @@ def alert_banner(alert: Alert, now: float) -> None:
     """One active alert in a box: state, rule, target, value against threshold, and where to go."""
     since = alert.firing_at if alert.state == "firing" and alert.firing_at else alert.pending_at
     mark = words.alert_mark(alert.state)
-    text = f"**{mark.text}: {alert.rule}** on `{alert.target}` for {words.span(now - since)}. {alert.summary}"
+    text = (
+        f"**{mark.text}: {alert.rule}** on `{alert.target}` for {words.span(now - since)}. {words.plain(alert.summary)}"
+    )
     with st.container(border=True):
         (st.error if alert.state == "firing" else st.warning)(text)
         with st.container(horizontal=True):

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from app.ui import words
 from app.ui.links import link
+from app.ui.tables import show_table
 from probe.store import Alert, JournalEntry, Replay, Store
 
 STEPS = ("hypothesis", "inject", "observe", "recommend", "apply", "verify", "done")
@@ -52,7 +52,7 @@ def show_head(replay: Replay) -> None:
             "The journal below shows how far it came; run it again for a verdict."
         )
     elif replay.status == "failed":
-        st.error(str((replay.result or {}).get("error") or f"The replay failed at step “{replay.step}”."))
+        st.error(words.plain((replay.result or {}).get("error") or f"The replay failed at step “{replay.step}”."))
 
 
 def show_journal(entries: Sequence[JournalEntry], limit: int | None = None) -> None:
@@ -62,7 +62,7 @@ def show_journal(entries: Sequence[JournalEntry], limit: int | None = None) -> N
         st.caption("The journal is empty so far.")
         return
     rows = [{"time": words.clock(e.ts), "step": e.step, "what happened": e.message} for e in shown]
-    st.table(pd.DataFrame(rows), hide_index=True, border="horizontal")
+    show_table(rows)
 
 
 def show_alerts(alerts: Sequence[Alert], replay_id: str) -> None:
@@ -71,7 +71,7 @@ def show_alerts(alerts: Sequence[Alert], replay_id: str) -> None:
         st.caption("No alert yet.")
     for alert in alerts:
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.markdown(f"{words.alert_mark(alert.state).badge} **{alert.rule}** {alert.summary}")
+            st.markdown(f"{words.alert_mark(alert.state).badge} **{alert.rule}** {words.plain(alert.summary)}")
             link("alerts", f"Alert {alert.id}", ":material/notifications:", alert=alert.id)
             link(
                 "runbooks", f"Runbook {alert.runbook}", ":material/menu_book:",
@@ -109,15 +109,14 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 )
 
 
-def before_after(result: Mapping[str, Any]) -> pd.DataFrame:
+def before_after(result: Mapping[str, Any]) -> list[dict[str, str]]:
     """Rows `figure, before, after` of what both runs measured and were started with; unknown in both is left out."""
     before, after = result.get("before") or {}, result.get("after") or {}
-    rows = [
+    return [
         {"figure": label, "before": _cell(before, key, write), "after": _cell(after, key, write)}
         for key, label, write in FIGURES
         if _value(before, key) is not None or _value(after, key) is not None
     ]
-    return pd.DataFrame(rows, columns=["figure", "before", "after"])
 
 
 def _value(phase: Mapping[str, Any], key: str) -> Any:
@@ -145,17 +144,19 @@ def show_checks(result: Mapping[str, Any]) -> None:
         for phase, checks in (result.get("checks") or {}).items()
         for check in checks
     ]
+
     if rows:
         st.markdown("**Conditions**")
-        st.table(pd.DataFrame(rows), hide_index=True, border="horizontal")
+        show_table(rows)
 
 
 def show_result(replay: Replay) -> None:
     """What an ended replay measured: figures before and after, conditions, and where the load came from."""
     result = replay.result or {}
     figures = before_after(result)
-    if len(figures):
+    if figures:
         st.markdown("**Before and after the change**")
-        st.table(figures, hide_index=True, border="horizontal")
-        st.caption(f"Measured on the drill engine under the same load twice: {result.get('load')}.")
+        show_table(figures)
+        load = words.plain(str(result.get("load")))
+        st.caption(f"Measured on the drill engine under the same load twice: {load}.")
     show_checks(result)

@@ -57,7 +57,13 @@ def render() -> None:
         show_advice(runtime, runbook, context)
     else:
         st.info("Open this runbook from an alert or a replay to see the change computed for its target.")
-    st.markdown(runbook.markdown)
+    st.markdown(without_title(runbook.markdown))
+
+
+def without_title(markdown: str) -> str:
+    """The page below its first heading, which the page's title already says."""
+    first, _, rest = markdown.strip().partition("\n")
+    return rest if first.startswith("# ") else markdown
 
 
 def show_list() -> None:
@@ -96,7 +102,7 @@ def show_advice(runtime: Runtime, runbook: Runbook, context: Context) -> None:
         st.subheader(f"For {context.target.name}")
         if context.alert is not None:
             mark = words.alert_mark(context.alert.state).badge
-            st.markdown(f"{mark} alert **{context.alert.rule}**: {context.alert.summary}")
+            st.markdown(f"{mark} alert **{context.alert.rule}**: {words.plain(context.alert.summary)}")
             link("alerts", f"Alert {context.alert.id}", ":material/notifications:", alert=context.alert.id)
         with guarded():
             proposal = propose(runtime.store, runbook, context)
@@ -119,14 +125,14 @@ def propose(store: Store, runbook: Runbook, context: Context) -> Proposal:
 
 def show_proposal(proposal: Proposal, target: Target) -> None:
     """The changes, the command line before and after, and what the runbook will not advise."""
-    st.markdown(proposal.summary)
+    st.markdown(words.plain(proposal.summary))
     change_view.show_changes(proposal.changes)
     if proposal.changes and target.engine == "kvoncall":
         change_view.show_command(target.flags, proposal.changes)
     if proposal.refused:
         with st.expander(f"Considered and not advised ({len(proposal.refused)})"):
             for refusal in proposal.refused:
-                st.markdown(f"✖ `{refusal['flag']}`: {refusal['reason']}")
+                st.markdown(f"✖ `{refusal['flag']}`: {words.plain(refusal['reason'])}")
 
 
 def show_apply(runtime: Runtime, proposal: Proposal, context: Context) -> None:

@@ -20,7 +20,8 @@ def grid(since: float, until: float, points: int) -> Floats:
     So a redraw a moment later has the same grid, and the browser has nothing new to draw.
     """
     step = (until - since) / points
-    return (np.floor(until / step) - np.arange(points - 1, -1, -1)) * step
+    moments: Floats = (np.floor(until / step) - np.arange(points - 1, -1, -1)) * step
+    return moments
 
 
 def held(ts: Floats, values: Floats, at: Floats, max_age: float) -> Floats:

@@ -6,11 +6,13 @@ Colour is never the only carrier of a state. Times are UTC, since alerts are com
 from __future__ import annotations
 
 import math
+import re
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 DASH = "—"
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#+!|$~:])")
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,12 @@ def verified_mark(verified: bool | None) -> Mark:
     return Mark("✔", "verified", "green") if verified else Mark("✖", "not verified", "red")
 
 
-def known(value: float | None) -> bool:
-    """Whether there is a finite number to show."""
-    return value is not None and math.isfinite(value)
+def plain(text: str) -> str:
+    """`text` as Markdown that shows exactly these characters.
+
+    Needed for everything that comes from data: Streamlit reads `:metric_total[5m]` as a directive and `$` as math.
+    """
+    return _SPECIAL.sub(r"\\\1", text)
 
 
 def ratio(value: float | None, digits: int = 1) -> str:

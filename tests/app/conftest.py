@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -188,6 +190,11 @@ def use(tmp_path: Path) -> Iterator[Callable[..., Runtime]]:
     set_runtime(None)
 
 
+def unescaped(markdown: str) -> str:
+    """Markdown without its backslashes."""
+    return re.sub(r"\\(\W|_)", r"\1", markdown)
+
+
 @dataclass(frozen=True)
 class Shown:
     """A page after its run."""
@@ -200,10 +207,21 @@ class Shown:
         kinds = ("title", "header", "subheader", "markdown", "caption", "error", "warning", "info", "success", "code")
         pieces = [str(element.value) for kind in kinds for element in getattr(self.at, kind)]
         pieces += [f"{m.label} {m.value} {m.delta}" for m in self.at.metric]
-        pieces += [frame.value.to_string() for frame in (*self.at.dataframe, *self.at.table)]
+        pieces += [frame.value.to_string() for frame in self.at.dataframe]
+        pieces += [table.to_string() for table in self.tables]
         pieces += [expander.label for expander in self.at.expander]
         pieces += [f"{link.label} -> {link.proto.page}?{link.proto.query_string}" for link in self.at.page_link]
-        return "\n".join(pieces)
+        return unescaped("\n".join(pieces))
+
+    @property
+    def errors(self) -> list[str]:
+        """What `st.error` says."""
+        return [unescaped(error.value) for error in self.at.error]
+
+    @property
+    def tables(self) -> list[pd.DataFrame]:
+        """Every `st.table` as it reads."""
+        return [table.value.map(unescaped) for table in self.at.table]
 
     def assert_calm(self) -> None:
         """No traceback and no unexpected failure is shown."""

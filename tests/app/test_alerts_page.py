@@ -35,7 +35,7 @@ def test_one_alert_with_its_timeline(seeded: Store, use: Use, open_page: Open) -
     page.assert_calm()
     assert f"Alert {alert.id}: eviction-storm" in page.text
     assert "2 of 2 engines, 60 s of data, no reset" in page.text
-    states = page.at.table[0].value
+    states = page.tables[0]
     assert list(states["from"]) == ["○ inactive", "▲ pending"]
     assert list(states["to"]) == ["▲ pending", "■ firing"]
     assert list(states["value"]) == ["0.3", "0.62"]

@@ -29,15 +29,17 @@ def test_running_engine_shows_requests_blocks_flags_and_plan(
     assert "Waiting (1)" in shown
     assert "cmpl-7" in shown
     assert page.at.get("progress")[0].proto.text == "KV usage 24.6%: 49 of 199 blocks of 16 tokens"
-    block_map, legend = (element.proto.body for element in page.at.html)
+    drawn = [element.proto.body for element in page.at.html]
+    block_map = next(body for body in drawn if "<img" in body)
+    legend = next(body for body in drawn if "shared <b>" in body)
     assert 'alt="KV blocks: 100 free, 50 cached, 40 used, 9 shared.' in block_map
     assert "shared <b>9</b>" in legend
-    flags = next(t.value for t in page.at.table if "default" in t.value.columns)
+    flags = next(t for t in page.tables if "default" in t.columns)
     assert flags.values.tolist() == [
         ["--max-num-seqs", "48", "64"],
         ["--num-gpu-blocks-override", "200", "not set"],
     ]
-    plan = next(t.value for t in page.at.table if "part" in t.value.columns).set_index("part")["value"]
+    plan = next(t for t in page.tables if "part" in t.columns).set_index("part")["value"]
     assert plan["KV cache"] == "6.2 MiB"
     assert plan["Tokens that fit"] == "3\u202f184"
     assert "not from a profiling run" in shown
@@ -74,7 +76,7 @@ def test_engine_that_does_not_answer_is_one_sentence(
     use(seeded, fake_engine("running", "http://127.0.0.1:9"))
     page = open_page("engine")
     page.assert_calm()
-    assert [e.value for e in page.at.error] == [
+    assert page.errors == [
         "The engine does not answer at http://127.0.0.1:9/debug/requests; its process is stopped or starting."
     ]
 

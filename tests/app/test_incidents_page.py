@@ -86,11 +86,11 @@ def test_done_replay_shows_verdict_figures_and_conditions(store: Store, use: Use
     page = open_page("incidents", replay=finished(store, verified=True))
     page.assert_calm()
     assert ":green-badge[✔ verified]" in page.text
-    table = next(t.value for t in page.at.table if "before" in t.value.columns).set_index("figure")
+    table = next(t for t in page.tables if "before" in t.columns).set_index("figure")
     assert table.loc["requests failed"].tolist() == ["5", "0"]
     assert table.loc["engine died"].tolist() == ["engine died: out of memory", "—"]
     assert table.loc["TTFT p95"].tolist() == ["—", "250 ms"]
-    checks = next(t.value for t in page.at.table if "condition" in t.value.columns)
+    checks = next(t for t in page.tables if "condition" in t.columns)
     assert checks["met"].tolist() == ["✔ yes"]
 
 
@@ -143,4 +143,4 @@ def test_failed_replay_says_why(store: Store, use: Use, open_page: Open) -> None
     use(store)
     page = open_page("incidents", replay=replay.id)
     page.assert_calm()
-    assert [e.value for e in page.at.error] == ["inject: the port is taken"]
+    assert page.errors == ["inject: the port is taken"]

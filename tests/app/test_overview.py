@@ -19,8 +19,8 @@ def test_firing_alert_comes_first_with_links(
     use(seeded)
     page = open_page("overview")
     page.assert_calm()
-    assert "■ firing: eviction-storm" in page.at.error[0].value
-    assert "62% of requests in service were preempted" in page.at.error[0].value
+    assert "■ firing: eviction-storm" in page.errors[0]
+    assert "62% of requests in service were preempted" in page.errors[0]
     shown = page.text
     assert "alert=1" in shown
     assert "runbook=eviction-storm" in shown
@@ -80,10 +80,10 @@ def test_store_that_cannot_be_opened_is_one_sentence(
     use(None, problem="The database /x/kvoncall.db is read-only; make it writable.")
     page = open_page("overview")
     page.assert_calm()
-    assert {e.value for e in page.at.error} == {"The database /x/kvoncall.db is read-only; make it writable."}
+    assert set(page.errors) == {"The database /x/kvoncall.db is read-only; make it writable."}
 
 
 def test_runtime_not_started_is_one_sentence(open_page: Callable[..., Any]) -> None:
     page = open_page("overview")
     page.assert_calm()
-    assert "streamlit run app" in page.at.error[0].value
+    assert "streamlit run app" in page.errors[0]

@@ -52,7 +52,7 @@ def test_unknown_runbook_is_one_sentence(store: Store, use: Use, open_page: Open
     use(store)
     page = open_page("runbooks", runbook="nope")
     page.assert_calm()
-    assert "no runbook named 'nope'" in page.at.error[0].value
+    assert "no runbook named 'nope'" in page.errors[0]
 
 
 def test_from_an_alert_the_changes_are_computed_for_its_target(
