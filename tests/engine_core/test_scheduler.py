@@ -255,6 +255,16 @@ def test_by_priority_a_victim_scheduled_already_gives_its_tokens_back(make_engin
     engine.run()
 
 
+def test_among_equals_the_last_is_preempted_and_comes_back_before_newcomers(make_engine) -> None:
+    engine = make_engine(num_gpu_blocks=6, max_num_seqs=8, scheduling_policy="priority")
+    for name in ("a", "b"):
+        engine.add(name, range(8), max_tokens=9)
+    engine.step()
+    engine.add("new", range(8), max_tokens=9)
+    assert names(engine.schedule().preempted) == ["b"]
+    assert names(engine.scheduler.waiting) == ["b", "new"]
+
+
 def test_waiting_by_priority_then_arrival(make_engine) -> None:
     engine = make_engine(num_gpu_blocks=32, scheduling_policy="priority")
     for name, priority, arrival in (("d", 1, 2.0), ("b", 0, 5.0), ("c", 1, 1.0), ("a", -1, 9.0), ("e", 1, 2.0)):
