@@ -191,8 +191,10 @@ class Monitor:
             self._renew_at = 0.0
             if self._leadership is not None:
                 await self._hold_lease()  # scrapes that waited for it are written
+            if self._leadership is not None:
+                await self._leadership.settle()
         except StoreError as error:
-            log.warning("The watch stops without its lease: %s", error)
+            log.warning("The watch stops with something left to write: %s", error)
         lease = self._lease
         await self._step_down()
         if self._retention is not None:

@@ -219,17 +219,31 @@ def _absence(rule: Rule, signal: AbsenceSignal, view: View) -> Outcome:
     return Outcome("breach", 0.0, None, None, coverage, f"{rule.title}: {view.target.url}, {coverage}")
 
 
+def _planned_absence(last: Event | None, last_up: float | None, now: float, grace_s: float) -> str | None:
+    """Why an engine's owner means it to be down now, or None.
+
+    `last` is its newest lifecycle event, `last_up` when it last answered. Once it has answered since the event,
+    the event excuses nothing.
+    """
+    if last is None or (last_up is not None and last_up > last.ts):
+        return None
+    if last.kind == "engine_exit":
+        return "stopped on purpose" if last.data.get("reason") == "stopped" else None
+    if last.data.get("unexpected") or not 0 <= now - last.ts < grace_s:
+        return None
+    return f"starting for {now - last.ts:.0f} s, may take {grace_s:.0f} s"
+
+
 def _not_expected_up(signal: AbsenceSignal, view: View, last_up: float | None) -> str | None:
     """Why a target that does not answer is no incident, or None."""
     last = view.events[-1] if view.events else None
-    stopped = last is not None and last.kind == "engine_exit" and last.data.get("reason") == "stopped"
-    if last and stopped and (last_up is None or last_up <= last.ts):
-        return "stopped on purpose"
-    planned = last is not None and last.kind != "engine_exit" and not last.data.get("unexpected")
-    begun = max(view.target.created_at, last.ts if last and planned else 0.0)
-    if (last_up is None or last_up < begun) and 0 <= view.now - begun < signal.grace_s:
-        return f"starting for {view.now - begun:.0f} s, may take {signal.grace_s:.0f} s"
-    return None
+    if excuse := _planned_absence(last, last_up, view.now, signal.grace_s):
+        return excuse
+    created = view.target.created_at
+    died = last is not None and last.kind == "engine_exit"
+    if died or (last_up is not None and last_up >= created) or not 0 <= view.now - created < signal.grace_s:
+        return None
+    return f"new for {view.now - created:.0f} s, may take {signal.grace_s:.0f} s to start"
 
 
 def _points(points: Sequence[Point] | Series) -> Sequence[Point]:

@@ -45,11 +45,6 @@ class TargetEvaluator:
         self._unseen |= new.keys()
         return bool(new)
 
-    @property
-    def last_event(self) -> Event | None:
-        """The newest lifecycle event."""
-        return max(self._events.values(), key=lambda e: (e.ts, e.id), default=None)
-
     def evaluate(self, now: float) -> list[AlertUpdate]:
         """One evaluation of every rule, as updates for the store; `revert` it if they cannot be written."""
         self._reverted = (dict(self._progress), self._unseen)
@@ -89,7 +84,7 @@ class TargetEvaluator:
             return
         begun = [p.active_since for p in self._progress.values() if p.active_since is not None]
         oldest = min([now, *begun]) - self.window.horizon_s
-        last = self.last_event
+        last = max(self._events.values(), key=lambda e: (e.ts, e.id))
         self._events = {i: e for i, e in self._events.items() if e.ts >= oldest or e is last}
 
 

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from probe.alerts.evaluate import LIFECYCLE_KINDS
@@ -21,7 +21,9 @@ from probe.collect.collector import Collector
 from probe.dialects import DialectError, load_dialect
 from probe.store import AlertUpdate, Event, Lease, Store, StoreError, Target
 
-# The owner of a supervisor announces a start once the engine is healthy, maybe after it was first scraped.
+# Findings that the owner of a supervisor explains by a lifecycle event. It announces a stop when the engine has
+# stopped, and a start when the engine is healthy: maybe after a scrape met it.
+EXPLAINABLE = ("scrape_error", "scrape_recovered", "engine_restart")
 ANNOUNCE_S = 5.0
 EVENT_OVERLAP_S = 30.0  # events are written with the time they happened, a little after it
 MAX_HELD = 10_000  # scrapes kept while the lease is in doubt
@@ -29,13 +31,13 @@ MAX_IDLE_S = 2.0  # evaluate at least this often: absence makes no scrape
 
 
 @dataclass(frozen=True)
-class _Restart:
-    """A new engine process, to be reported at `decide_at` (monotonic) unless it was announced by then."""
+class _Doubt:
+    """A finding to write at `decide_at` (monotonic), unless a lifecycle event since `since` explains it."""
 
     finding: Finding
     ts: float
     decide_at: float
-    announced_since: float
+    since: float
 
 
 @dataclass
@@ -48,7 +50,7 @@ class _Watched:
     due: bool = True  # something new since the last evaluation
     seen_at: float = 0.0  # when the newest observation or event came in
     evaluated_at: float = 0.0
-    restart: _Restart | None = None
+    doubts: deque[_Doubt] = field(default_factory=deque)
 
 
 class Leadership:
@@ -80,7 +82,7 @@ class Leadership:
         """Follow the list of targets, write and read events, evaluate what is due; raises `StoreError`."""
         await self._follow_targets()
         await self._collector.sync([w.target for w in self._watched.values()])
-        await self._decide_restarts()
+        await self._decide_doubts(time.monotonic())
         await self._write_findings()
         await self._read_events()
         now = time.time()
@@ -95,6 +97,12 @@ class Leadership:
         for watched in due:
             # A scrape may have come in while this was written: it is newer than `now`.
             watched.due, watched.evaluated_at = watched.seen_at > now, now
+
+    async def settle(self) -> None:
+        """Before a clean stop: write what was found, end alerts of targets that are gone; raises `StoreError`."""
+        await self._decide_doubts(float("inf"))
+        await self._write_findings()
+        await self._follow_targets()
 
     async def close(self) -> None:
         """Stop scraping."""
@@ -161,27 +169,23 @@ class Leadership:
         self._store.samples.write(seen.samples)
         watched.evaluator.add_samples(seen.samples)
         watched.due, watched.seen_at = True, time.time()
-        last_good = watched.detector.last_good
+        wait = 0.0 if seen.target.kind == "external" else ANNOUNCE_S
+        since = (watched.detector.last_good or seen.ts) - ANNOUNCE_S
         for finding in watched.detector.observe(seen):
-            if finding.kind == "engine_restart":
-                wait = 0.0 if seen.target.kind == "external" else ANNOUNCE_S
-                since = (last_good or seen.ts) - ANNOUNCE_S
-                watched.restart = _Restart(finding, seen.ts, time.monotonic() + wait, since)
-            elif not (finding.kind == "scrape_error" and _stopped_on_purpose(watched)):
+            if finding.kind in EXPLAINABLE:
+                watched.doubts.append(_Doubt(finding, seen.ts, time.monotonic() + wait, since))
+            else:
                 self._findings.append((seen.target.name, finding, seen.ts))
 
-    async def _decide_restarts(self) -> None:
-        """Report processes that were replaced without an announcement by their supervisor's owner."""
-        for watched in self._watched.values():
-            restart = watched.restart
-            if restart is None or time.monotonic() < restart.decide_at:
-                continue
-            announced = await asyncio.to_thread(
-                self._store.events.recent, 1, watched.target.name, LIFECYCLE_KINDS, restart.announced_since
-            )
-            watched.restart = None
-            if not announced:
-                self._findings.append((watched.target.name, restart.finding, restart.ts))
+    async def _decide_doubts(self, until: float) -> None:
+        """Keep what nobody explained of the doubts due by `until` (monotonic)."""
+        for name, watched in self._watched.items():
+            while watched.doubts and watched.doubts[0].decide_at <= until:
+                doubt = watched.doubts[0]
+                explained = await asyncio.to_thread(self._store.events.recent, 1, name, LIFECYCLE_KINDS, doubt.since)
+                watched.doubts.popleft()
+                if not explained:
+                    self._findings.append((name, doubt.finding, doubt.ts))
 
     async def _write_findings(self) -> None:
         """Write events in order; one that cannot be written stays first in the queue."""
@@ -213,11 +217,6 @@ def _counters(engine: str) -> frozenset[str]:
         return load_dialect(engine).counters
     except DialectError:
         return frozenset()  # nothing of it can be read, as every scrape says
-
-
-def _stopped_on_purpose(watched: _Watched) -> bool:
-    event = watched.evaluator.last_event
-    return event is not None and event.kind == "engine_exit" and event.data.get("reason") == "stopped"
 
 
 def _rules_change(before: Target, after: Target) -> bool:

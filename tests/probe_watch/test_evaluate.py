@@ -271,6 +271,8 @@ def test_target_that_starts_has_time_to() -> None:
     rows = ups((0, 200, 1), (210, 240, 0))
     assert missing(rows, 240, event("flags_changed", 205)).verdict == "ok"
     assert missing(rows + ups((250, 270, 0)), 270, event("flags_changed", 205)).verdict == "breach"
+    # A new target whose engine died at once is not starting either.
+    assert missing(ups((0, 40, 0)), 40, event("engine_exit", 5, reason="config"), created=0).verdict == "breach"
     # One that died is not starting.
     assert missing(rows, 240, event("engine_exit", 205, reason="error")).verdict == "breach"
 

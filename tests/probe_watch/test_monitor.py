@@ -213,12 +213,42 @@ def test_stopped_on_purpose_is_quiet(store: Store, engine: Any, wait_until: Wait
         wait_until(lambda: is_up(store) == 0.0, "up to be 0")
         wait_until(lambda: any(r.coverage == "stopped on purpose" for r in store.alerts.readings("t")), "the excuse")
     assert store.alerts.history() == []
+    assert "scrape_error" not in kinds(store)
+
+
+def test_a_planned_restart_leaves_no_scrape_errors(store: Store, engine: Any, wait_until: Wait) -> None:
+    """Its owner announces it when it is done; a scrape meets the closed port before."""
+    register(store, engine, kind="drill")
+    with watching(store):
+        wait_until(lambda: is_up(store) == 1.0, "a healthy target")
+        engine.status = 500
+        wait_until(lambda: is_up(store) == 0.0, "up to be 0")
+        engine.restart()
+        engine.status = 200
+        store.events.add("t", "engine_restart", "restarted by the operator", data={"flags": []})
+        wait_until(lambda: is_up(store) == 1.0, "up to be 1")
+    assert kinds(store) == ["engine_restart"]
+    assert [e.message for e in store.events.recent()] == ["restarted by the operator"]
+
+
+def test_stopping_ends_the_alerts_of_targets_that_are_gone(store: Store, engine: Any, wait_until: Wait) -> None:
+    """A replay deactivates its drill and stops the watch right after: no tick is left to notice."""
+    register(store, engine)
+    store.events.add("t", "engine_exit", "gone", data={"reason": "oom"})
+    engine.status = 500
+    with watching(store):
+        wait_until(lambda: state(store, "oom") == "firing", "the alert")
+    with watching(store, tick_s=3_600.0) as monitor:
+        wait_until(lambda: monitor.status().last_tick, "the only tick")
+        store.targets.deactivate("t")
+    assert [(a.state, a.rule) for a in store.alerts.history()] == [("resolved", "oom")]
 
 
 def test_deactivation_ends_alerts_and_scrapes(store: Store, engine: Any, wait_until: Wait) -> None:
     register(store, engine)
     with watching(store):
         wait_until(lambda: engine.scrapes, "a scrape")
+        engine.status = 500
         store.events.add("t", "engine_exit", "gone", data={"reason": "oom"})
         wait_until(lambda: state(store, "oom") == "firing", "an alert")
         store.targets.deactivate("t")
