@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     """Push a matrix's singular values towards 1 by five quintic Newton-Schulz steps."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x: torch.Tensor = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / (x.norm() + 1e-7)
     for _ in range(5):
         gram = x @ x.T

@@ -13,7 +13,10 @@ import json
 import math
 import random
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -27,40 +30,56 @@ from engine.testbed.tokenizer import build_tokenizer
 
 IGNORED = -100
 EMBEDDING_SHARE = 0.1  # of the learning rate
-STAGES = "64:500,128:500,256:500,512:500,1024:500,2048:700"
-TRAINING_WEIGHTS: dict[Kind, float] = {"recall": 2.0, "add": 1.0, "brackets": 1.5}
-DRILL_WEIGHTS: dict[Kind, float] = {"recall": 0.0, "add": 1.0, "brackets": 0.0}
-DRILL_LENGTH, DRILL_TURNS = 64, 6
+STAGES = "64:300:0,256:450:0.6,512:50:0.3,1024:150:0.25,2048:600:0.25"
+TRAINING_WEIGHTS: dict[Kind, float] = {"recall": 3.0, "add": 1.0, "brackets": 1.0}
+DRILL_LENGTH = 64
+DRILL_TURNS: dict[Kind, int] = {"add": 6, "brackets": 4}  # as many as always fit
+DRILL_SHARES = (0.7, 0.3)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`steps` batches of conversations of `length` tokens; a share `drill` of them short and of one kind.
+
+    No drills at first: they would retrain the heads that look facts up before these have learned their use.
+    """
+
+    length: int
+    steps: int
+    drill: float
 
 
 class Batches:
     """Batches of training conversations; batch number n of a seed is always the same one."""
 
-    def __init__(self, seed: int, tokens_per_batch: int, drill: float) -> None:
+    def __init__(self, seed: int, tokens_per_batch: int) -> None:
         self.seed = seed
-        self.drill = drill
         self.tokens_per_batch = tokens_per_batch
         self.vocabulary: dict[str, int] = build_tokenizer(MAX_LENGTH).get_vocab()
 
-    def make(self, number: int, longest: int, shortest: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def make(self, number: int, stage: Stage, shortest: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Input ids, labels and kinds, int64 [batch, length].
 
         labels[t] is the answer token after input t, or IGNORED; kinds[t] is that answer's place in KINDS.
         """
         rng = random.Random(f"batch:{self.seed}:{number}")
-        length, drilling = longest, rng.random() < self.drill
+        length, drilled = stage.length, None
         while length > shortest and rng.random() < 0.3:
             length //= 2
-        if drilling:  # sums modulo ten take many examples, which long conversations are too sparse to give
+        if rng.random() < stage.drill:  # sums modulo ten take more examples than long conversations give
             length = DRILL_LENGTH
-        rows = [self._row(rng, length, drilling) for _ in range(max(1, self.tokens_per_batch // length))]
+            drilled = rng.choices(tuple(DRILL_TURNS), DRILL_SHARES)[0]
+        rows = [self._row(rng, length, drilled) for _ in range(max(1, self.tokens_per_batch // length))]
         ids, labels, kinds = (torch.tensor(column) for column in zip(*rows, strict=True))
         return ids, labels, kinds
 
-    def _row(self, rng: random.Random, length: int, drilling: bool) -> tuple[list[int], list[int], list[int]]:
-        tokens_per_turn = math.exp(rng.uniform(math.log(14), math.log(min(length // 2, 110))))
-        turns = DRILL_TURNS if drilling else max(1, int(length / tokens_per_turn))
-        weights = DRILL_WEIGHTS if drilling else TRAINING_WEIGHTS
+    def _row(self, rng: random.Random, length: int, drilled: Kind | None) -> tuple[list[int], list[int], list[int]]:
+        if drilled:
+            turns = DRILL_TURNS[drilled]
+            weights: dict[Kind, float] = {k: float(k == drilled) for k in KINDS}
+        else:
+            tokens_per_turn = math.exp(rng.uniform(math.log(14), math.log(min(length // 2, 110))))
+            turns, weights = max(1, int(length / tokens_per_turn)), TRAINING_WEIGHTS
         talk = conversation(rng.randrange(HELD_OUT_SEEDS.stop, 2**62), turns, length, weights)
         ids, labels, kinds = [self.vocabulary[BOS]], [IGNORED], [IGNORED]
         for turn in talk.turns:
@@ -96,7 +115,7 @@ def optimizers_for(model: LlamaForCausalLM, peak: float, muon: bool) -> list[tor
     matrices = [p for n, p in named if p.dim() == 2 and "embed" not in n]
     norms = [p for p in model.parameters() if p.dim() == 1]
     # A key's row is seen rarely, and Adam then moves it by a multiple of the rate each time: go slowly.
-    embedding = {"params": [model.model.embed_tokens.weight], "share": EMBEDDING_SHARE}
+    embedding: dict[str, Any] = {"params": [model.model.embed_tokens.weight], "share": EMBEDDING_SHARE}
     if muon:
         adam = torch.optim.AdamW([{"params": norms}, embedding], peak, (0.9, 0.98), weight_decay=0.0)
         return [Muon(matrices, peak, 0.95, 0.05), adam]
@@ -155,63 +174,61 @@ def train(args: argparse.Namespace) -> None:
     """Run all stages; leaves DIR/model, DIR/checkpoint.pt and DIR/log.jsonl."""
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
-    lengths = [length for length, steps in args.stages for _ in range(steps)]
+    stage_at = [stage for stage in args.stages for _ in range(stage.steps)]
     run = Run(args)
     if args.resume:
         run.resume()
-    batches = Batches(args.seed, args.tokens, args.drill)
+    batches = Batches(args.seed, args.tokens)
     losses: list[float] = []
     hits: list[torch.Tensor] = []
-    while run.step < len(lengths):
-        lr = learning_rate(run.step, len(lengths), args.lr)
-        ids, labels, kinds = batches.make(run.step, lengths[run.step], args.shortest)
+    while run.step < len(stage_at):
+        lr = learning_rate(run.step, len(stage_at), args.lr)
+        ids, labels, kinds = batches.make(run.step, stage_at[run.step], args.shortest)
         loss, hit = run.advance(ids, labels, lr)
         losses.append(loss)
         hits.append(torch.stack((kinds[labels != IGNORED], hit)))
         if run.step % args.log_every == 0:
             kind_of, right = torch.cat(hits, 1)
-            record = {
+            record: dict[str, float] = {
                 "step": run.step,
-                "length": lengths[run.step - 1],
+                "length": stage_at[run.step - 1].length,
                 "lr": round(lr, 6),
                 "seconds": round(run.seconds),
                 "loss": round(sum(losses) / len(losses), 4),
-                **{k: round(right[kind_of == n].float().mean().item(), 4) for n, k in enumerate(KINDS)},
             }
+            record |= {k: round(right[kind_of == n].float().mean().item(), 4) for n, k in enumerate(KINDS)}
             print(json.dumps(record), flush=True)
             with (args.out / "log.jsonl").open("a") as log:
                 log.write(json.dumps(record) + "\n")
             losses, hits = [], []
-        if run.step % args.save_every == 0 or run.step == len(lengths):
+        if run.step % args.save_every == 0 or run.step == len(stage_at):
             run.save()
 
 
-def _stages(text: str) -> list[tuple[int, int]]:
-    """Parse "length:steps,..."."""
+def _stages(text: str) -> list[Stage]:
+    """Parse "length:steps:drill,..."."""
     try:
-        return [(int(length), int(steps)) for length, steps in (s.split(":") for s in text.split(","))]
+        fields = [part.split(":") for part in text.split(",")]
+        return [Stage(int(length), int(steps), float(drill)) for length, steps, drill in fields]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form length:steps,length:steps") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form length:steps:drill,...") from None
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory for checkpoint, log and exported model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--stages", type=_stages, default="128:1500,256:800,512:500,1024:400,2048:600", help="length:steps,..."
-    )
+    parser.add_argument("--stages", type=_stages, default=STAGES, help="curriculum, length:steps:drill,...")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per batch")
-    parser.add_argument("--shortest", type=int, default=64, help="shortest conversations mixed in, in tokens")
-    parser.add_argument("--drill", type=float, default=0.4, help="share of batches with nothing but additions")
-    parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
+    parser.add_argument("--shortest", type=int, default=32, help="shortest conversations mixed in, in tokens")
+    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--muon", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--save-every", type=int, default=200)
     parser.add_argument("--resume", action="store_true", help="go on from DIR/checkpoint.pt")
-    train(parser.parse_args())
+    train(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":
