@@ -153,10 +153,12 @@ def bench_http(model: str, against: str, *, report: Report) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         supervisor = EngineSupervisor(config.to_args(), log_dir=Path(folder), name="bench")
         supervisor.start()
+        base_url = supervisor.base_url
+        assert base_url is not None  # it is running
         try:
             for round_ in range(ROUNDS + 1):
                 prompts = ragged_prompts(vocabulary, seed=round_)  # fresh ones, so that no prefix cache helps
-                for name, url in (("kvoncall", supervisor.base_url), ("other", against.rstrip("/"))):
+                for name, url in (("kvoncall", base_url), ("other", against.rstrip("/"))):
                     rate = asyncio.run(_http_tokens_per_s(url, prompts))
                     report(f"round {round_}{' (warm-up)' if round_ == 0 else ''}: {name} {rate:.0f} tok/s through HTTP")
                     if round_:
