@@ -125,12 +125,14 @@ def show_figures(name: str, range_s: float) -> None:
 def show_tiles(reader: signals.Reader, rate: signals.Signal, running: signals.Signal, waiting: signals.Signal) -> None:
     """The figures, `TILES_A_ROW` beside each other (below each other on a phone)."""
     ttft, tokens, hits = signals.ttft_p95(reader), signals.tokens_per_second(reader), signals.prefix_hit_rate(reader)
+    share = signals.preempted_share(reader, rate.window_s or reader.window_s)
     window = "computed, over {}"
     tiles = [
         (signals.kv_usage(reader), words.ratio, "measured"),
         (running, words.count, "measured"),
         (waiting, words.count, "measured"),
         (rate, words.ratio, fraction_note(rate)),
+        (share, words.ratio, fraction_note(share)),
         (ttft, words.seconds, window.format(words.span(ttft.window_s or 0))),
         (tokens, words.count, window.format(words.span(tokens.window_s or 0))),
         (hits, words.ratio, fraction_note(hits)),

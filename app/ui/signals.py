@@ -124,6 +124,20 @@ def eviction_rate(reader: Reader, reading: Reading | None) -> Signal:
     )
 
 
+def preempted_share(reader: Reader, window_s: float) -> Signal:
+    """Share of the requests in service that were preempted at least once; only the embedded engine counts them."""
+    in_service = _eviction_parts(reader, window_s)[1]
+    preempted = reader.increase("requests_preempted_total", window_s)
+    line = series.quotient(preempted, in_service)
+    return Signal(
+        "Preempted at least once", now_of(line), line, "computed",
+        "increase(requests_preempted_total) / (increase(requests_finished_total) + requests_running) over "
+        f"{window_s:g} s: a true share, where the eviction rate counts every preemption of a request. The embedded "
+        "engine counts it; vLLM does not.",
+        window_s=window_s, numerator=now_of(preempted), denominator=now_of(in_service),
+    )  # fmt: skip
+
+
 def eviction_line(reader: Reader, window_s: float) -> Floats:
     """The eviction rate at each moment of the reader's grid."""
     return series.quotient(*_eviction_parts(reader, window_s))

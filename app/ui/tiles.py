@@ -28,8 +28,8 @@ def tile(signal: Signal, write: Callable[[float | None], str], note: str) -> Non
 
 
 def fraction_note(signal: Signal) -> str:
-    """`3 / 41 in 5 min`: numerator, denominator and window of a ratio; its units are in the formula."""
+    """`computed 3 / 41 in 5 min`: numerator, denominator and window of a ratio; its units are in the formula."""
     window = words.span(signal.window_s or 0)
     if signal.numerator is None or signal.denominator is None:
         return f"computed, over {window}"
-    return f"{words.count(signal.numerator)} / {words.count(signal.denominator)} in {window}"
+    return f"computed {words.count(signal.numerator)} / {words.count(signal.denominator)} in {window}"

@@ -35,14 +35,16 @@ def test_tiles_hold_the_seeded_figures(
     assert tiles["KV usage (hottest)"][0] == "97.0%"  # of the two engines, not their mean
     assert tiles["Requests running"][0] == "8"
     assert tiles["Requests waiting"][0] == "3"
-    assert tiles["Eviction rate"] == ("62.0%", "62 / 100 in 1 min")
+    assert tiles["Eviction rate"] == ("62.0%", "computed 62 / 100 in 1 min")
+    assert tiles["Preempted at least once"] == ("no data", "computed, over 1 min")  # not exposed in the seed
     assert tiles["Tokens/s"][0] == "100"  # two engines, 100 tokens every 2 s each
     assert tiles["Prefix hit rate"][0] == "25.0%"
     assert tiles["TTFT p95"][0] == "910 ms"  # half below 0.1 s, the rest evenly up to 1 s
     for tile in page.at.metric:
         assert tile.proto.help
-        assert ("measured" in tile.delta) == ("**measured**" in tile.proto.help)
-        assert len(tile.proto.chart_data) > 10
+        assert tile.delta.split()[0].strip(",") in {"measured", "computed"}
+        assert f"**{tile.delta.split()[0].strip(',')}**" in tile.proto.help
+        assert (len(tile.proto.chart_data) > 10) == (tile.value != "no data")
 
 
 def test_target_table_names_state_in_words(
