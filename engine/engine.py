@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from engine.config import EngineConfig, ModelDims
 from engine.device import device_memory_bytes, resolve_device, resolve_dtype
 from engine.memory import MemoryPlan, plan_kv_cache
 from engine.models.loader import load_model
-from engine.output import OutputProcessor, RequestOutput, RequestTimings
+from engine.output import EngineObserver, OutputProcessor, RequestOutput, RequestTimings
 from engine.profile_run import activation_peak_bytes
 from engine.request import Request, RequestStatus, SamplingParams
 from engine.runner import ModelRunner, RunnerOutput
@@ -28,24 +27,6 @@ __all__ = ["EngineObserver", "LLMEngine", "PromptTooLong", "RequestOutput", "Req
 
 class PromptTooLong(ValueError):  # noqa: N818 - says what the prompt is, as QueueFull says what the queue is
     """A prompt that leaves no room for even one token within the context limit."""
-
-
-class EngineObserver(Protocol):
-    """Told what happens, for metrics. Called inside `step` and `abort_request`: it must be quick."""
-
-    def on_step(
-        self, step_seconds: float, num_scheduled_tokens: int, num_prompt_tokens: int, num_generation_tokens: int
-    ) -> None:
-        """A step is over. num_prompt_tokens counts whole prompts whose first token came in this step, as vLLM."""
-
-    def on_first_token(self, ttft_s: float) -> None:
-        """A request has its first token, seconds after its arrival."""
-
-    def on_inter_token(self, itl_s: float) -> None:
-        """A request has a further token, seconds after the one before."""
-
-    def on_finished(self, output: RequestOutput) -> None:
-        """A request is over; the output is its last."""
 
 
 class LLMEngine:
@@ -72,7 +53,7 @@ class LLMEngine:
         self.scheduler = Scheduler(
             config, num_gpu_blocks=self.plan.num_gpu_blocks, max_model_len=self.plan.max_model_len
         )
-        self._outputs = OutputProcessor(self.tokenizer)
+        self._outputs = OutputProcessor(self.tokenizer, observer)
         self._observer = observer
 
     def add_request(
@@ -109,9 +90,7 @@ class LLMEngine:
         request = self.scheduler.abort(request_id)
         if request is not None:
             self.runner.release(request_id)
-            output = self._outputs.abort(request)
-            if self._observer is not None:
-                self._observer.on_finished(output)
+            self._outputs.abort(request)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
@@ -136,38 +115,29 @@ class LLMEngine:
         result = self.runner.execute(scheduled)
         for request in self.scheduler.update_from_output(scheduled, result.sampled):
             self.runner.release(request.request_id)
-        return self._collect(scheduled, result, started)
+        outputs = self._collect(scheduled, result)
+        if self._observer is not None:
+            num_prompt_tokens = sum(output.num_prompt_tokens for output in outputs if output.num_output_tokens == 1)
+            elapsed = time.monotonic() - started
+            self._observer.on_step(elapsed, scheduled.num_scheduled_tokens, num_prompt_tokens, len(outputs))
+        return outputs
 
-    def _collect(self, scheduled: SchedulerOutput, result: RunnerOutput, started: float) -> list[RequestOutput]:
+    def _collect(self, scheduled: SchedulerOutput, result: RunnerOutput) -> list[RequestOutput]:
         """Outputs of the sampled tokens; ends requests in which a stop string turned up."""
         now = time.monotonic()
-        observer = self._observer
         outputs: list[RequestOutput] = []
-        num_prompt_tokens = 0
-        for i, (entry, token_id) in enumerate(zip(scheduled.scheduled, result.sampled, strict=True)):
+        logprobs = result.logprobs or [None] * len(result.sampled)
+        for entry, token_id, token_logprobs in zip(scheduled.scheduled, result.sampled, logprobs, strict=True):
             if token_id is None:
                 continue
             request = entry.request
-            previous = self._outputs.last_token_time(request)
-            logprobs = None if result.logprobs is None else result.logprobs[i]
-            output = self._outputs.token(request, token_id, logprobs, now)
-            if previous is None:
-                num_prompt_tokens += request.num_prompt_tokens
+            output = self._outputs.token(request, token_id, token_logprobs, now)
+            if output.num_output_tokens == 1:
                 output.prompt_logprobs = result.prompt_logprobs.get(request.request_id)
-            if output.finished and not request.status.is_finished:
+            if output.finished and request.status is RequestStatus.RUNNING:
                 self.scheduler.finish(request.request_id, RequestStatus.FINISHED_STOPPED)
                 self.runner.release(request.request_id)
             outputs.append(output)
-            if observer is not None:
-                if previous is None:
-                    observer.on_first_token(now - request.arrival_time)
-                else:
-                    observer.on_inter_token(now - previous)
-                if output.finished:
-                    observer.on_finished(output)
-        if observer is not None:
-            elapsed = time.monotonic() - started
-            observer.on_step(elapsed, scheduled.num_scheduled_tokens, num_prompt_tokens, len(outputs))
         return outputs
 
     def _check_prompt(self, prompt_token_ids: Sequence[int]) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from engine.request import Request
+from engine.request import Request, RequestStatus
 from engine.sampler import TokenLogprobs
 from engine.tokenizer import DecodeStream, Tokenizer
 
@@ -85,6 +86,24 @@ class StopStringBuffer:
         return 0
 
 
+class EngineObserver(Protocol):
+    """Told what happens, for metrics. Called inside `step` and `abort_request`: it must be quick."""
+
+    def on_step(
+        self, step_seconds: float, num_scheduled_tokens: int, num_prompt_tokens: int, num_generation_tokens: int
+    ) -> None:
+        """A step is over. num_prompt_tokens counts whole prompts whose first token came in this step, as vLLM."""
+
+    def on_first_token(self, ttft_s: float) -> None:
+        """A request has its first token, seconds after its arrival."""
+
+    def on_inter_token(self, itl_s: float) -> None:
+        """A request has a further token, seconds after the one before."""
+
+    def on_finished(self, output: RequestOutput) -> None:
+        """A request is over; the output is its last."""
+
+
 class _Stream:
     """Output state of one request."""
 
@@ -100,26 +119,54 @@ class _Stream:
     def text_of(self, token_id: int) -> tuple[str, str | None]:
         """The text a sampled token lets out, and the stop string it completes. The request has the token."""
         request = self.request
-        ended = request.status.is_finished
-        if ended and request.status.finish_reason == "stop":
+        running = request.status is RequestStatus.RUNNING
+        if running:
+            text = self.decoder.push(token_id)
+        elif request.status is RequestStatus.FINISHED_STOPPED:
             text = self.decoder.flush()  # the token that ended it is not part of the text
         else:
-            text = self.decoder.push(token_id)
-            if ended:
-                text += self.decoder.flush()
+            text = self.decoder.push(token_id) + self.decoder.flush()
         if self.stops is None or len(request.output_token_ids) < request.params.min_tokens:
             return text, None
         text, stop = self.stops.push(text)
-        if ended and stop is None:
+        if stop is None and not running:
             text += self.stops.flush()
         return text, stop
 
+    def output(self, text: str, new_token_ids: list[int]) -> RequestOutput:
+        """An output with the request's totals, its end if it has come, and no more."""
+        request = self.request
+        reason = request.status.finish_reason if request.status is not RequestStatus.RUNNING else None
+        return RequestOutput(
+            request_id=request.request_id,
+            new_text=text,
+            new_token_ids=new_token_ids,
+            logprobs=None,
+            finished=reason is not None,
+            finish_reason=reason,
+            stop_reason=request.stop_reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=max(0, request.num_cached_tokens),
+            num_output_tokens=len(request.output_token_ids),
+        )
+
+    def timings(self) -> RequestTimings:
+        request = self.request
+        return RequestTimings(
+            arrival=request.arrival_time,
+            first_scheduled=request.first_scheduled_time,
+            first_token=self.first_token_time,
+            last_token=self.last_token_time,
+            num_preemptions=request.num_preemptions,
+        )
+
 
 class OutputProcessor:
-    """Turns the tokens of a step into `RequestOutput`s. Knows every request between `add` and its end."""
+    """Turns sampled tokens into `RequestOutput`s and tells the observer. Knows every request from `add` to its end."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, observer: EngineObserver | None) -> None:
         self._tokenizer = tokenizer
+        self._observer = observer
         self._streams: dict[str, _Stream] = {}
 
     def add(self, request: Request) -> None:
@@ -130,55 +177,31 @@ class OutputProcessor:
     def token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None, now: float) -> RequestOutput:
         """The output for a token the scheduler has booked; a stop string in it makes the output finished."""
         stream = self._streams[request.request_id]
-        if stream.first_token_time is None:
+        previous, stream.last_token_time = stream.last_token_time, now
+        if previous is None:
             stream.first_token_time = now
-        stream.last_token_time = now
+        if self._observer is not None:
+            if previous is None:
+                self._observer.on_first_token(now - request.arrival_time)
+            else:
+                self._observer.on_inter_token(now - previous)
         text, stop = stream.text_of(token_id)
-        finished = stop is not None or request.status.is_finished
-        output = RequestOutput(
-            request_id=request.request_id,
-            new_text=text,
-            new_token_ids=[token_id],
-            logprobs=None if logprobs is None else [logprobs],
-            finished=finished,
-            finish_reason="stop" if stop is not None else request.status.finish_reason,
-            stop_reason=stop if stop is not None else request.stop_reason,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=max(0, request.num_cached_tokens),
-            num_output_tokens=len(request.output_token_ids),
-        )
-        if finished:
-            output.metrics = self._finish(stream)
+        output = stream.output(text, [token_id])
+        if logprobs is not None:
+            output.logprobs = [logprobs]
+        if stop is not None:
+            output.finished, output.finish_reason, output.stop_reason = True, "stop", stop
+        if output.finished:
+            self._finish(stream, output)
         return output
 
-    def abort(self, request: Request) -> RequestOutput:
-        """The last output of a request that is cut off; it brings no text."""
+    def abort(self, request: Request) -> None:
+        """Ends a request that was cut off; only the observer hears of it."""
         stream = self._streams[request.request_id]
-        return RequestOutput(
-            request_id=request.request_id,
-            new_text="",
-            new_token_ids=[],
-            logprobs=None,
-            finished=True,
-            finish_reason="abort",
-            stop_reason=None,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=max(0, request.num_cached_tokens),
-            num_output_tokens=len(request.output_token_ids),
-            metrics=self._finish(stream),
-        )
+        self._finish(stream, stream.output("", []))
 
-    def last_token_time(self, request: Request) -> float | None:
-        """When the request's previous token came, `None` before the first."""
-        return self._streams[request.request_id].last_token_time
-
-    def _finish(self, stream: _Stream) -> RequestTimings:
-        request = stream.request
-        del self._streams[request.request_id]
-        return RequestTimings(
-            arrival=request.arrival_time,
-            first_scheduled=request.first_scheduled_time,
-            first_token=stream.first_token_time,
-            last_token=stream.last_token_time,
-            num_preemptions=request.num_preemptions,
-        )
+    def _finish(self, stream: _Stream, output: RequestOutput) -> None:
+        del self._streams[output.request_id]
+        output.metrics = stream.timings()
+        if self._observer is not None:
+            self._observer.on_finished(output)

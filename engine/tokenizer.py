@@ -6,11 +6,12 @@ Face directory. Chat templates come from whoever made the model, so they run in 
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 import jinja2.sandbox
@@ -43,6 +44,7 @@ class Tokenizer:
         self._template = _compile_template(directory, self._config)
         self.eos_token_ids = _eos_token_ids(directory, self._tokenizer, self._config)
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._token_bytes = _token_bytes(self._tokenizer)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -82,15 +84,45 @@ class Tokenizer:
 
     def stream(self, prompt_token_ids: Sequence[int] = ()) -> DecodeStream:
         """A decoder for the tokens that follow `prompt_token_ids`."""
-        return DecodeStream(self, prompt_token_ids)
+        if self._token_bytes is not None:
+            return ByteStream(self._token_bytes)
+        return WindowStream(self, prompt_token_ids)
 
 
-class DecodeStream:
+class DecodeStream(Protocol):
     """Decodes a growing list of tokens into text that only ever gets longer.
 
-    Text is held back while it ends inside a character, so that no piece holds half of one. Decoders may look at
-    neighbouring tokens (leading spaces, runs of bytes): each piece is the difference between the text of a short
-    window with and without the new tokens. The pieces and `flush` together are the text of all tokens.
+    Text is held back while it ends inside a character, so that no piece holds half of one. The pieces and `flush`
+    together are the text of all tokens.
+    """
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; "" while a character is incomplete."""
+        ...
+
+    def flush(self) -> str:
+        """What is held back, with U+FFFD for bytes that never became a character."""
+        ...
+
+
+class ByteStream:
+    """For byte-level tokenizers (GPT-2, Llama 3, Qwen): a token is a run of bytes whatever its neighbours."""
+
+    def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(self._token_bytes.get(token_id, b""))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowStream:
+    """For any tokenizer, also those that look at neighbouring tokens (leading spaces, runs of bytes).
+
+    Each piece is the difference between the text of a short window of tokens with and without the new ones.
     """
 
     _CONTEXT = 6  # prompt tokens the first new token is decoded after
@@ -102,15 +134,11 @@ class DecodeStream:
         self._read_text = self._decode(self._window)
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; "" while a character is incomplete."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        if text.endswith("\ufffd"):
-            return ""
-        return self._advance(text)
+        return "" if text.endswith("\ufffd") else self._advance(text)
 
     def flush(self) -> str:
-        """What is held back, with U+FFFD for bytes that never became a character."""
         return self._advance(self._decode(self._window))
 
     def _advance(self, text: str) -> str:
@@ -177,3 +205,22 @@ def _raise_exception(message: str) -> NoReturn:
 def _to_json(value: Any, indent: int | None = None) -> str:
     """As Hugging Face's filter: unescaped, unlike jinja2's, which is for HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _token_bytes(tokenizer: tokenizers.Tokenizer) -> dict[int, bytes] | None:
+    """The bytes of every token that is text, when the tokenizer is byte-level; otherwise `None`.
+
+    Byte-level vocabularies spell a byte as a printable character: itself where it is one, else the next free
+    code point from 256 on. An added token with other characters stands for its own text.
+    """
+    if not isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel):
+        return None
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    byte_of = {chr(byte): byte for byte in printable}
+    byte_of |= {chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(printable)))}
+    special = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    return {
+        token_id: bytes(map(byte_of.__getitem__, token)) if byte_of.keys() >= set(token) else token.encode()
+        for token, token_id in tokenizer.get_vocab(with_added_tokens=True).items()
+        if token_id not in special
+    }

@@ -58,13 +58,13 @@ class Checkpoint:
         """A copy of the named tensor; `ModelLoadError` when it is missing or has another shape."""
         return self._get(name, shape).to(self.device, self.dtype, copy=True)
 
-    def take_stacked(self, rows: Mapping[str, int], columns: int) -> Tensor:
-        """One matrix [sum of rows, columns] of the named matrices one below the other, as `take`."""
-        stacked = torch.empty((sum(rows.values()), columns), dtype=self.dtype, device=self.device)
-        parts = stacked.split(list(rows.values()))
+    def take_transposed(self, rows: Mapping[str, int], columns: int) -> Tensor:
+        """The named matrices [rows, columns] one below the other, transposed: contiguous [columns, sum of rows]."""
+        fused = torch.empty((columns, sum(rows.values())), dtype=self.dtype, device=self.device)
+        parts = torch.split(fused, list(rows.values()), dim=1)
         for (name, num_rows), part in zip(rows.items(), parts, strict=True):
-            part.copy_(self._get(name, (num_rows, columns)))
-        return stacked
+            part.copy_(self._get(name, (num_rows, columns)).t())
+        return fused
 
     def _get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._handles:

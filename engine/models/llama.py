@@ -27,14 +27,14 @@ KVCache = tuple[Tensor, Tensor]  # K and V of one layer, each [num_blocks, num_k
 
 @dataclass(frozen=True)
 class LlamaLayer:
-    """Weights of one decoder layer. Matrices are [out, in], except o_t and down_t, which are their transposes."""
+    """Weights of one decoder layer. Matrices are contiguous [in, out], which is what BLAS multiplies fastest."""
 
     input_norm: RMSNorm
-    qkv: Tensor  # [(num_q_heads + 2 * num_kv_heads) * head_dim, hidden]
-    o_t: Tensor  # [num_q_heads * head_dim, hidden]
+    qkv: Tensor  # [hidden, (num_q_heads + 2 * num_kv_heads) * head_dim]
+    o: Tensor  # [num_q_heads * head_dim, hidden]
     post_attention_norm: RMSNorm
-    gate_up: Tensor  # [2 * intermediate, hidden]
-    down_t: Tensor  # [intermediate, hidden]
+    gate_up: Tensor  # [hidden, 2 * intermediate]
+    down: Tensor  # [intermediate, hidden]
 
 
 class LlamaModel:
@@ -61,8 +61,8 @@ class LlamaModel:
         """Bytes of all tensors the model holds, the rotary table included; a tied embedding counts once."""
         tensors = [self.embedding, self.lm_head, self.final_norm.weight, self.rope.cos, self.rope.signed_sin]
         for layer in self.layers:
-            tensors += [layer.input_norm.weight, layer.qkv, layer.o_t]
-            tensors += [layer.post_attention_norm.weight, layer.gate_up, layer.down_t]
+            tensors += [layer.input_norm.weight, layer.qkv, layer.o]
+            tensors += [layer.post_attention_norm.weight, layer.gate_up, layer.down]
         return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
 
     def forward(
@@ -70,12 +70,12 @@ class LlamaModel:
     ) -> Tensor:
         """Final hidden states [T, hidden] of input_ids int64 [T] at positions int64 [T]; writes their K and V."""
         cos, signed_sin = self.rope.at(positions)
-        hidden = functional.embedding(input_ids, self.embedding)
+        hidden = self.embedding.index_select(0, input_ids)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             attended = self._attend(layer, layer.input_norm(hidden), cos, signed_sin, kv_cache, metadata)
-            hidden = torch.addmm(hidden, attended, layer.o_t)
-            gate, up = functional.linear(layer.post_attention_norm(hidden), layer.gate_up).chunk(2, dim=-1)
-            hidden = torch.addmm(hidden, functional.silu(gate).mul_(up), layer.down_t)
+            hidden.addmm_(attended, layer.o)
+            gate, up = torch.mm(layer.post_attention_norm(hidden), layer.gate_up).chunk(2, dim=-1)
+            hidden.addmm_(functional.silu(gate).mul_(up), layer.down)
         return self.final_norm(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class LlamaModel:
         metadata: AttentionMetadata,
     ) -> Tensor:
         num_q, num_kv, head_dim = self.dims.num_q_heads, self.dims.num_kv_heads, self.dims.head_dim
-        heads = functional.linear(normed, layer.qkv).view(-1, num_q + 2 * num_kv, head_dim)
+        heads = torch.mm(normed, layer.qkv).view(-1, num_q + 2 * num_kv, head_dim)
         rotated = self.rope.rotate(heads[:, : num_q + num_kv], cos, signed_sin)
         k_cache, v_cache = kv_cache
         reshape_and_cache(rotated[:, num_q:], heads[:, num_q + num_kv :], k_cache, v_cache, metadata.slot_mapping)
@@ -110,11 +110,11 @@ def _take_layer(checkpoint: Checkpoint, dims: ModelDims, eps: float, index: int)
     gate_up = {name("mlp.gate_proj"): inter, name("mlp.up_proj"): inter}
     return LlamaLayer(
         input_norm=RMSNorm(checkpoint.take(name("input_layernorm"), hidden), eps),
-        qkv=checkpoint.take_stacked(qkv, hidden),
-        o_t=checkpoint.take(name("self_attn.o_proj"), hidden, q_size).t(),
+        qkv=checkpoint.take_transposed(qkv, hidden),
+        o=checkpoint.take_transposed({name("self_attn.o_proj"): hidden}, q_size),
         post_attention_norm=RMSNorm(checkpoint.take(name("post_attention_layernorm"), hidden), eps),
-        gate_up=checkpoint.take_stacked(gate_up, hidden),
-        down_t=checkpoint.take(name("mlp.down_proj"), hidden, inter).t(),
+        gate_up=checkpoint.take_transposed(gate_up, hidden),
+        down=checkpoint.take_transposed({name("mlp.down_proj"): hidden}, inter),
     )
 
 

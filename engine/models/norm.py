@@ -24,4 +24,5 @@ class RMSNorm:
         if x.is_cuda:  # one fused kernel there; on the CPU it is a chain of six operators
             return functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        return (x / torch.hypot(norm, self._floor)).mul_(self._scaled_weight).to(x.dtype)
+        torch.hypot(norm, self._floor, out=norm)
+        return torch.div(x, norm).mul_(self._scaled_weight).to(x.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from engine.config import ConfigError
-from engine.tokenizer import ChatTemplateError, Tokenizer
+from engine.tokenizer import ByteStream, ChatTemplateError, DecodeStream, Tokenizer, WindowStream
 
 TEXT = "naïve café, 日本語 и 👩‍👩‍👧 abcabc\n"
 
@@ -29,7 +30,10 @@ def copy(model_dir: Path, tmp_path: Path) -> Path:
 
 
 def pieces_of(tokenizer: Tokenizer, token_ids: list[int], prompt: list[int] | None = None) -> list[str]:
-    stream = tokenizer.stream(prompt or [])
+    return pieces_from(tokenizer.stream(prompt or []), token_ids)
+
+
+def pieces_from(stream: DecodeStream, token_ids: list[int]) -> list[str]:
     return [*(stream.push(token) for token in token_ids), stream.flush()]
 
 
@@ -39,27 +43,45 @@ def test_round_trip(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == 2 + 256 + 56
 
 
-def test_pieces_hold_whole_characters(tokenizer: Tokenizer) -> None:
-    pieces = pieces_of(tokenizer, tokenizer.encode(TEXT))
+@pytest.fixture(params=[ByteStream, WindowStream])
+def make_stream(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Callable[[], DecodeStream]:
+    """Both decoders must do for a byte-level tokenizer; it takes the faster one itself."""
+    assert isinstance(tokenizer.stream(), ByteStream)
+    return tokenizer.stream if request.param is ByteStream else lambda: WindowStream(tokenizer, [])
+
+
+def test_pieces_hold_whole_characters(tokenizer: Tokenizer, make_stream: Callable[[], DecodeStream]) -> None:
+    pieces = pieces_from(make_stream(), tokenizer.encode(TEXT))
     assert "".join(pieces) == TEXT
     assert all("\ufffd" not in piece for piece in pieces)
     assert pieces[-1] == ""
     assert pieces.count("") > 10  # bytes in the middle of a character let nothing out
 
 
-def test_a_character_that_never_ends_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("a日")
-    assert pieces_of(tokenizer, ids[:-1]) == ["a", "", "", "\ufffd"]
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.lists(st.integers(0, 313), max_size=30), st.lists(st.integers(2, 100), max_size=10))
-def test_pieces_together_are_the_text_of_any_tokens(
-    tokenizer: Tokenizer, token_ids: list[int], prompt: list[int]
+def test_a_character_that_never_ends_comes_out_at_the_end(
+    tokenizer: Tokenizer, make_stream: Callable[[], DecodeStream]
 ) -> None:
-    pieces = pieces_of(tokenizer, token_ids)
-    assert "".join(pieces) == tokenizer.decode(token_ids)
-    assert all(not piece.endswith("\ufffd") for piece in pieces[:-1])
+    ids = tokenizer.encode("a日")
+    assert pieces_from(make_stream(), ids[:-1]) == ["a", "", "", "\ufffd"]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 330), max_size=30))
+def test_pieces_together_are_the_text_of_any_tokens(tokenizer: Tokenizer, token_ids: list[int]) -> None:
+    text = tokenizer.decode(token_ids)
+    assert "".join(pieces_from(tokenizer.stream(), token_ids)) == text
+    assert "".join(pieces_from(WindowStream(tokenizer, []), token_ids)) == text
+
+
+def test_added_tokens_that_are_text(copy: Path) -> None:
+    raw = json.loads((copy / "tokenizer.json").read_text())
+    added = dict(raw["added_tokens"][0], id=314, content="¡añadido ☃!", special=False)
+    raw["added_tokens"].append(added)
+    (copy / "tokenizer.json").write_text(json.dumps(raw))
+    tokenizer = Tokenizer(copy)
+    ids = [314, *tokenizer.encode("ab"), 314]
+    assert tokenizer.decode(ids) == "¡añadido ☃!ab¡añadido ☃!"
+    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
 
 
 def test_special_tokens_are_not_text(tokenizer: Tokenizer) -> None:
