@@ -77,6 +77,8 @@ def _exit_at_end_of_stdin() -> None:
 def _serve(config: EngineConfig) -> int:
     config.resolved_max_model_len(ModelDims.from_model_dir(config.model_dir))
     sock = _bind(config.host, config.port)
+    # Idle OpenMP threads that spin take the cores from everybody else on the machine. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # All code is imported before the memory limit: it is not the device's to hold.
     import engine.engine  # noqa: F401
     from engine.api.http import HttpServer

@@ -42,7 +42,7 @@ async def debug_engine(request: Request) -> Response:
 
 
 async def debug_blocks(request: Request) -> Response:
-    """GET /debug/blocks: one state code a block, in block order."""
+    """GET /debug/blocks: one state code a usable block, in block order from block 1 (block 0 is the null block)."""
     serving = serving_of(request)
     plan = serving.llm.plan
     states = await serving.engine.call(lambda engine: engine.scheduler.kv_cache_manager.block_pool.snapshot())

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from engine.metrics import EngineMetrics
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 @dataclass(frozen=True)
 class Serving:
     """One served model. Of `llm` only what never changes is read here: config, dims, plan, tokenizer."""
@@ -124,7 +127,7 @@ async def _events(chunks: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[byt
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n".encode()
+    return f"data: {_encode(chunk)}\n\n".encode()
 
 
 class UsageCounter:
