@@ -6,8 +6,13 @@ import streamlit as st
 
 st.set_page_config(page_title="kvoncall", page_icon="■", layout="wide")
 
-# Streamlit leaves 6 rem above a page; an incident's first line belongs on the first screen.
-st.html("<style>.stMainBlockContainer{padding-top:4.2rem;padding-bottom:2rem}</style>")
+# Streamlit leaves 6 rem above a page; an incident's first line belongs on the first screen. On a phone a runbook's
+# wide tables scroll by themselves, not the page.
+st.html(
+    "<style>.stMainBlockContainer{padding-top:4.2rem;padding-bottom:2rem}"
+    "[data-testid=stMarkdownContainer] table{display:block;max-width:100%;overflow-x:auto}"
+    "[data-testid=stMarkdownContainer] :is(code,a){overflow-wrap:anywhere}</style>"
+)
 
 st.navigation(
     [
