@@ -142,7 +142,7 @@ def _attend_chunk(
     keys, values = (
         cache.view(num_blocks * num_kv_heads, -1)
         .index_select(0, chunk.rows)
-        .view(num_kv_heads, 1, -1, head_dim)[:, :, :seq_len]
+        .view(num_kv_heads, 1, -1, head_dim)
         .to(dtype)
         .expand(-1, group, -1, -1)
         for cache in (k_cache, v_cache)
