@@ -88,6 +88,31 @@ def peak_in_flight(records: Iterable[RequestRecord]) -> int:
     return most
 
 
+def observed_traffic(store: Store, target: str, since: float, until: float | None = None) -> dict[str, Any]:
+    """The facts of `runbooks.facts.TrafficFacts` from a target's samples alone; what was not sampled is left out.
+
+    The longest request is not among them: histograms only bound it. Advice then counts with the context length.
+    """
+    store.samples.flush()
+
+    def rise(metric: str) -> float | None:
+        return increase(store.samples.range(target, metric, since, until))
+
+    def mean(histogram: str) -> float | None:
+        total, count = rise(f"{histogram}_sum"), rise(f"{histogram}_count")
+        return total / count if total is not None and count else None
+
+    running = peak(store.samples.range(target, "requests_running", since, until))
+    waiting = peak(store.samples.range(target, "requests_waiting", since, until))
+    facts = {
+        "peak_running": None if running is None else int(running),
+        "peak_waiting": None if waiting is None else int(waiting),
+        "prompt_tokens_mean": mean("request_prompt_tokens"),
+        "output_tokens_mean": mean("request_generation_tokens"),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
 def traffic(metrics: dict[str, float | None], load: LoadReport, longest_request_tokens: int) -> dict[str, Any]:
     """The facts of `runbooks.facts.TrafficFacts`, from the target's gauges and the client's records.
 

@@ -69,8 +69,9 @@ class Check:
 
 def alert_fired(observation: Observation, rule: str) -> Check:
     """The monitor's own evaluation made the alert fire."""
-    state = observation.alert["state"] if observation.alert else "inactive"
-    return Check(f"alert {rule} fired", observation.alert is not None, state, "firing")
+    alert = observation.alert
+    measured = "did not fire" if alert is None else f"fired: {alert['summary']}"
+    return Check(f"alert {rule} fired", alert is not None, measured, "firing")
 
 
 def alert_resolved(observation: Observation, rule: str) -> Check:

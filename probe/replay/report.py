@@ -37,6 +37,7 @@ def blank(scenario: Scenario, target: str, replay_id: str, remedy: bool) -> dict
         "engine_exit": None,
         "load": None,
         "time_scale": scenario.time_scale,
+        "windows": {},
         "article_case": dict(scenario.article_case),
         "duration_s": None,
     }
@@ -75,7 +76,6 @@ def phase(observation: Observation, facts: Mapping[str, Any]) -> dict[str, Any]:
     load = observation.load.to_dict() if observation.load else {}
     flags = facts.get("flags") or {}
     return {
-        "window": [observation.started_at, observation.ended_at],
         "completed": load.get("completed"),
         "failed": load.get("failed"),
         "not_sent": load.get("not_sent"),

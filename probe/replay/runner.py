@@ -25,7 +25,7 @@ from probe.replay.drill import DrillEngine
 from probe.replay.evidence import traffic, window_metrics
 from probe.replay.observation import Check, LoadPlan, Observation
 from probe.replay.scenario import ReplayError, Scenario
-from probe.store import Alert, Store, default_data_dir
+from probe.store import Alert, Replay, Store, default_data_dir
 from runbooks.changes import Recommendation
 from runbooks.load import get_runbook
 from runbooks.recommend import from_facts, recommend
@@ -34,6 +34,16 @@ SCRAPED_WITHIN_S = 15.0
 APPLY_POLL_S = 0.25
 ALERT_POLL_S = 0.1
 EXIT_SETTLES_S = 3.0  # from the load's first lost connection to the supervisor's verdict
+
+
+def close_interrupted(store: Store) -> list[Replay]:
+    """Marks replays whose process is gone as interrupted and takes their engines out of the watch."""
+    found = store.replays.mark_interrupted()
+    for replay in found:
+        store.replays.append(replay.id, replay.step or "hypothesis", "interrupted: the process that ran it is gone")
+        if store.targets.get(replay.target) is not None:  # it may have ended before its engine was registered
+            store.targets.deactivate(replay.target)
+    return found
 
 
 class ReplayRunner:
@@ -66,6 +76,7 @@ class ReplayRunner:
         self._apply_timeout_s = apply_timeout_s
         self._alert_timeout_s = alert_timeout_s
         self._make_monitor = monitor
+        close_interrupted(store)
         options = {"remedy": remedy, "interactive": interactive, "time_scale": scenario.time_scale}
         self.replay_id = store.replays.create(scenario.id, "", options).id
         self._target = f"drill-{self.replay_id[:8]}"
@@ -151,6 +162,7 @@ class ReplayRunner:
         checks = self._scenario.reproduced(before)
         self._before = before
         self._result["before"] = report.phase(before, self._facts)
+        self._result["windows"]["before"] = [before.started_at, before.ended_at]
         self._result["engine_exit"] = before.engine_exit
         self._result["reproduced"] = all(c.ok for c in checks)
         self._keep_checks("reproduced", checks)
@@ -217,6 +229,7 @@ class ReplayRunner:
         after = self._with_outcome(after)
         checks = self._scenario.verified(after)
         self._result["after"] = report.phase(after, self._facts)
+        self._result["windows"]["after"] = [after.started_at, after.ended_at]
         self._keep_checks("verified", checks)
         self._result["verified"] = self._remedy and self._result["reproduced"] and all(c.ok for c in checks)
         self._note(report.sentence(checks, "verified"), {"observation": after.to_dict()})

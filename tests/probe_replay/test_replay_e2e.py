@@ -1,0 +1,85 @@
+"""Both replays for real: engines that storm or die, the monitor's own alerts, the runbook's change, the proof."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import MIB
+from probe.replay.runner import ReplayRunner
+from probe.replay.scenario import get_scenario
+from probe.store import Store
+
+pytestmark = pytest.mark.xdist_group("replay_e2e")  # one at a time: each needs the processor
+
+KEYS = {
+    "scenario", "target", "reproduced", "alerts", "runbook", "changes", "verified", "before", "after", "article_case",
+    "engine_exit", "replay_id", "time_scale", "windows",
+}  # fmt: skip
+STEPS = ["hypothesis", "inject", "observe", "recommend", "apply", "verify", "done"]
+
+
+def replay(store: Store, scenario_id: str, tmp_path: Path) -> dict[str, Any]:
+    """Runs one; what every report must hold is asserted here."""
+    result = ReplayRunner(store, get_scenario(scenario_id), interactive=False, log_dir=tmp_path / "logs").run()
+    assert set(result) >= KEYS
+    assert json.loads(json.dumps(result)) == result
+    why = [c for phase in result["checks"].values() for c in phase if not c["ok"]]
+    assert (result["reproduced"], result["verified"]) == (True, True), why
+    alert = result["alerts"][0]
+    assert (alert["rule"], alert["state"]) == (scenario_id, "resolved")
+    assert alert["value"] > alert["threshold"]
+    assert result["changes"]
+    stored = store.replays.get(result["replay_id"])
+    assert stored is not None
+    assert (stored.status, stored.result) == ("done", result)
+    steps = [e.step for e in store.replays.journal(result["replay_id"])]
+    assert list(dict.fromkeys(steps)) == STEPS
+    assert store.targets.list() == []
+    alerts = [a for a in store.alerts.history(target=result["target"]) if a.rule == scenario_id]
+    assert all(a.replay_id == result["replay_id"] for a in alerts)
+    assert "target-missing" not in {a["rule"] for a in result["alerts"]}
+    return result
+
+
+def changes(result: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {c["flag"]: (c["from"], c["to"]) for c in result["changes"]}
+
+
+def test_oom(store: Store, tmp_path: Path) -> None:
+    result = replay(store, "oom", tmp_path)
+    exit_ = result["engine_exit"]
+    assert (exit_["code"], exit_["reason"]) == (12, "oom")
+    assert exit_["allocation_bytes"] > 0
+    before, after = result["before"], result["after"]
+    assert before["completed"] == 0
+    assert (after["failed"], after["not_sent"]) == (0, 0)
+    assert after["completed"] == before["failed"] > 10
+    assert after["engine_exit"] is None
+    assert changes(result)["--kv-cache-memory-bytes"][1] is None
+    total = after["weights_bytes"] + after["activation_peak_bytes"] + after["kv_cache_bytes"]
+    assert total <= 0.8 * after["device_memory_bytes"] == 0.8 * 160 * MIB
+    overcommitted = before["weights_bytes"] + before["activation_peak_bytes"] + before["kv_cache_bytes"]
+    assert overcommitted > before["device_memory_bytes"]
+    assert result["article_case"]["true_gb_per_request"] == 42.95
+    assert result["article_case"]["true_gib_per_request"] == 40
+    exits = store.events.recent(target=result["target"], kinds=["engine_exit"])
+    assert [e.data["reason"] for e in reversed(exits)] == ["oom", "stopped"]
+    assert {a["rule"] for a in result["alerts"]} == {"oom"}
+
+
+def test_eviction_storm(store: Store, tmp_path: Path) -> None:
+    result = replay(store, "eviction-storm", tmp_path)
+    before, after = result["before"], result["after"]
+    assert before["eviction_rate"] > 0.05
+    assert before["preemptions"] >= 3
+    assert after["eviction_rate"] < 0.05
+    assert after["finished"] == after["completed"] == 50
+    low, high = changes(result)["--gpu-memory-utilization"]
+    assert low < high <= 0.92
+    assert after["kv_cache_size_tokens"] > before["kv_cache_size_tokens"]
+    assert result["engine_exit"] is None
+    assert "Azure" in result["article_case"]["trace"]["source"]
