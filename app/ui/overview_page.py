@@ -13,6 +13,7 @@ from app.ui import charts, signals, words
 from app.ui.guard import live, page
 from app.ui.links import link
 from app.ui.ranges import choose_range, choose_target
+from app.ui.tables import show_table
 from app.ui.tiles import fraction_note, tile
 from probe.store import Alert, Reading, Store, Target
 
@@ -158,9 +159,14 @@ def show_events() -> None:
     if not events:
         st.caption("No event yet.")
         return
-    rows = [
-        {"time": words.clock(e.ts), "age": words.ago(e.ts, now), "target": e.target or "watch", "event": e.kind,
-         "what happened": e.message}
-        for e in events
-    ]  # fmt: skip
-    st.dataframe(pd.DataFrame(rows), hide_index=True, height="content")
+    show_table(
+        [
+            {
+                "when": f"{words.clock(event.ts)}, {words.ago(event.ts, now)}",
+                "target": event.target or "watch",
+                "event": event.kind.replace("_", " "),
+                "what happened": event.message,
+            }
+            for event in events
+        ]
+    )

@@ -89,3 +89,14 @@ def test_runtime_not_started_is_one_sentence(open_page: Callable[..., Any]) -> N
     page = open_page("overview")
     page.assert_calm()
     assert "streamlit run app" in page.errors[0]
+
+
+def test_events_show_their_whole_message(
+    seeded: Store, use: Callable[..., Runtime], open_page: Callable[..., Any]
+) -> None:
+    message = "engine died: out of memory: tried to allocate 103219200 bytes (device memory 268435456 bytes)"
+    seeded.events.add("embedded", "engine_exit", message, severity="critical")
+    use(seeded)
+    events = next(t for t in open_page("overview").tables if "what happened" in t.columns)
+    assert events["what happened"].tolist() == [message, "the app started"]
+    assert events["event"].tolist() == ["engine exit", "engine start"]
