@@ -54,8 +54,8 @@ def svg(cells: Sequence[int], columns: int = 64) -> str:
     width, height = columns * CELL, rows * CELL
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
     pattern = f'<pattern id="g" width="{CELL}" height="{CELL}" patternUnits="userSpaceOnUse">'
-    line = f'<path d="M{CELL} 0V{CELL}" stroke="#fff" stroke-opacity=".35"/></pattern>'
-    parts = [head, pattern, line]
+    border = f'<path d="M{CELL} 0V{CELL}" stroke="#fff" stroke-opacity=".35"/></pattern>'
+    parts = [head, pattern, border]
     for row in range(rows):
         line = cells[row * columns : (row + 1) * columns]
         start = 0
