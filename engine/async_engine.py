@@ -376,9 +376,7 @@ class AsyncEngine:
         self._next_stats = time.monotonic() + STATS_INTERVAL_S
 
 
-def _hand_over(
-    streams: list[tuple[Generation, list[tuple[int, RequestOutput]]]], finished: list[Generation]
-) -> None:
+def _hand_over(streams: list[tuple[Generation, list[tuple[int, RequestOutput]]]], finished: list[Generation]) -> None:
     """Runs on the event loop: gives each generation what a step brought it."""
     for generation, outputs in streams:
         generation.push(outputs)

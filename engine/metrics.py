@@ -260,15 +260,11 @@ class EngineMetrics(Collector):
         yield self._counter(
             "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits_total
         )
-        yield self._counter(
-            "vllm:prompt_tokens_cached", "Prompt tokens found in any cache.", stats.prefix_hits_total
-        )
+        yield self._counter("vllm:prompt_tokens_cached", "Prompt tokens found in any cache.", stats.prefix_hits_total)
         yield self._counter(
             "kvoncall:requests_preempted", "Requests preempted at least once.", stats.preempted_requests_total
         )
-        yield self._counter(
-            "kvoncall:kv_block_evictions", "Cached blocks dropped for new ones.", stats.evictions_total
-        )
+        yield self._counter("kvoncall:kv_block_evictions", "Cached blocks dropped for new ones.", stats.evictions_total)
         yield self._counter(
             "kvoncall:kv_evicted_before_reuse",
             "Prompt blocks looked up soon after they were dropped.",
@@ -322,9 +318,7 @@ class EngineMetrics(Collector):
     def _label_names(self, label: str | None) -> list[str]:
         return [*self._labels, label] if label else [*self._labels]
 
-    def _fill(
-        self, family: CounterMetricFamily | GaugeMetricFamily, value: float | Mapping[str, float]
-    ) -> Metric:
+    def _fill(self, family: CounterMetricFamily | GaugeMetricFamily, value: float | Mapping[str, float]) -> Metric:
         labels = list(self._labels.values())
         if isinstance(value, Mapping):
             for name, part in value.items():

@@ -45,9 +45,7 @@ def as_api_error(error: Exception) -> APIError:
         case APIError():
             return error
         case QueueFull():
-            return APIError(
-                503, str(error), kind="overloaded_error", code="queue_full", headers={"Retry-After": "1"}
-            )
+            return APIError(503, str(error), kind="overloaded_error", code="queue_full", headers={"Retry-After": "1"})
         case EngineDead():
             return APIError(503, str(error), kind="server_error", code="engine_dead", headers={"Retry-After": "5"})
         case ClientGone():
@@ -58,5 +56,3 @@ def as_api_error(error: Exception) -> APIError:
             return APIError(400, str(error))
         case _:
             return APIError(500, "internal error; the engine's log says more", kind="server_error")
-
-

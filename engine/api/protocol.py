@@ -186,9 +186,7 @@ def checked_text(path: str, text: str) -> str:
     return text
 
 
-def _parse_options(
-    fields: Fields, limits: Limits, max_tokens: int | None, logprobs: int | None
-) -> GenerationOptions:
+def _parse_options(fields: Fields, limits: Limits, max_tokens: int | None, logprobs: int | None) -> GenerationOptions:
     stream = fields.boolean("stream")
     include_usage, continuous_usage = _parse_stream_options(fields, stream)
     prompt_logprobs = fields.integer("prompt_logprobs", None, 0, MAX_LOGPROBS)

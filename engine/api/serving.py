@@ -105,9 +105,7 @@ class EventStream(StreamingResponse):
     """Server-sent events: one `data:` line a chunk, an error as the last chunk if there is one, `[DONE]`."""
 
     def __init__(self, generation: Generation, chunks: AsyncIterator[Mapping[str, Any]]) -> None:
-        super().__init__(
-            _events(chunks), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
+        super().__init__(_events(chunks), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

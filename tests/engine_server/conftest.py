@@ -133,9 +133,7 @@ class ServerProcess:
 
 
 @pytest.fixture(scope="module")
-def start_server(
-    tmp_path_factory: pytest.TempPathFactory, model_dir: Path
-) -> Iterator[Callable[..., ServerProcess]]:
+def start_server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers on free ports with the tiny model; all are gone when the module ends."""
     started: list[ServerProcess] = []
 

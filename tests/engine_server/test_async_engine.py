@@ -41,9 +41,7 @@ class FakeEngine:
         self.capacity = 100
         self.fatal: BaseException | None = None
 
-    def add_request(
-        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, **_: Any
-    ) -> None:
+    def add_request(self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, **_: Any) -> None:
         if len(self.live) >= self.capacity:
             raise QueueFull("the queue is full")
         if not prompt_token_ids:

@@ -159,9 +159,7 @@ def test_metrics_count_what_was_sent(url: str, idle: None, metric_values: Callab
     assert grew("vllm:iteration_tokens_total_count") == grew("kvoncall:step_seconds_count") == 3 * 5 + 1
 
 
-def test_preemptions_show_in_metrics(
-    url: str, idle: None, metric_values: Callable[[str], dict[str, float]]
-) -> None:
+def test_preemptions_show_in_metrics(url: str, idle: None, metric_values: Callable[[str], dict[str, float]]) -> None:
     """Two requests of 245 tokens need 32 blocks; the pool has 19."""
     before = metric_values(url)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
