@@ -2,8 +2,8 @@
 
 Decodes work on the paged pool in place: `torch.sparse.sampled_addmm` takes the dot products of each query with
 exactly the cache rows its sequence owns, and `embedding_bag` sums the value rows by weight; no copy of the context,
-no dense batch (for 16-bit caches the keys pass through a bounded float32 workspace, as torch has no such product
-for them). Prefill chunks gather one sequence's blocks and use scaled_dot_product_attention.
+no dense batch (for 16-bit caches, and where torch was built without MKL, the keys pass through a bounded workspace,
+as torch has no such product there). Prefill chunks gather one sequence's blocks and use scaled_dot_product_attention.
 Only rows that hold a token of the sequence are read, so the content of unwritten slots never matters.
 Arithmetic is float32 (float64 for a float64 cache); weights of 16-bit caches are rounded to the cache's dtype.
 """
@@ -92,7 +92,7 @@ def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: DecodePlan, s
     """Attention of all decodes: [len(plan.tokens), num_q_heads, head_dim] in the query's dtype."""
     head_dim = k_cache.shape[3]
     q = query.index_select(0, plan.tokens).to(_compute_dtype(k_cache))
-    if k_cache.dtype == q.dtype:
+    if k_cache.dtype == q.dtype and torch.backends.mkl.is_available():
         keys = k_cache.view(-1, head_dim).t()
         torch.sparse.sampled_addmm(plan.scores, q.view(-1, head_dim), keys, beta=0.0, alpha=scale, out=plan.scores)
     else:
@@ -113,7 +113,7 @@ def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: DecodePlan, s
 
 
 def _score_gathered(q: Tensor, k_cache: Tensor, plan: DecodePlan) -> None:
-    """Fill plan.scores for a 16-bit cache: keys of a few sequences at a time, widened to float32.
+    """Fill plan.scores where no sampled product exists: keys of a few sequences at a time, in the query's dtype.
 
     The workspace holds WORKSPACE_ELEMENTS elements, or one sequence's keys when those are more.
     """
@@ -127,7 +127,7 @@ def _score_gathered(q: Tensor, k_cache: Tensor, plan: DecodePlan) -> None:
         for scores in torch.split(bucket, step):
             n = scores.shape[0] // num_q_heads
             cols = plan.cols[first_col : first_col + scores.numel()].view(-1, group, length)[:, 0]
-            keys = rows.index_select(0, cols.reshape(-1)).float().view(-1, length, head_dim)
+            keys = rows.index_select(0, cols.reshape(-1)).to(q.dtype).view(-1, length, head_dim)
             queries = q[first_seq : first_seq + n].view(-1, group, head_dim)
             torch.bmm(queries, keys.transpose(1, 2), out=scores.view(-1, group, length))
             first_seq, first_col = first_seq + n, first_col + scores.numel()

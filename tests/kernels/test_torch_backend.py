@@ -70,6 +70,15 @@ def test_block_boundaries_and_head_groups(group: int, length: int, make_case: Ca
     assert_matches_oracle(make_case([length, length], [1, length], 1, group=group, block_size=16))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_mkl_keys_are_gathered(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, make_case: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    monkeypatch.setattr(torch.sparse, "sampled_addmm", None)  # what such a build cannot do
+    assert_matches_oracle(make_case([17, 0, 40, 5], [1, 1, 1, 3], 3, dtype=dtype))
+
+
 def test_unwritten_slots_do_not_matter(make_case: Callable[..., Any]) -> None:
     case = make_case([5, 0, 9, 6], [1, 1, 1, 3], 3, padding_rows=1)
     poisoned = attend(case)
