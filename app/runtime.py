@@ -21,7 +21,7 @@ from app.embedded import NAME, EmbeddedEngine
 from app.history import History
 from engine.config import ConfigError
 from probe.monitor import Monitor
-from probe.replay.runner import ReplayRunner
+from probe.replay.runner import ReplayRunner, close_interrupted
 from probe.replay.scenario import ReplayError, get_scenario
 from probe.store import Store, StoreError, default_data_dir
 
@@ -107,8 +107,7 @@ class Runtime:
         except StoreError as error:
             return cls(options, problem=str(error))
         runtime = cls(options, store=store)
-        for replay in store.replays.mark_interrupted():
-            store.targets.deactivate(replay.target)
+        close_interrupted(store)
         runtime.monitor = Monitor(store)
         runtime.monitor.start()
         if options.engine_enabled:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from probe.collect.scrape import ScrapeError, fetch, metrics_url, parse_families
-from probe.replay.evidence import increase, window_metrics
+from probe.replay.evidence import observed_traffic
 from probe.store import Alert, Store, Target
 
 ATTACH_TIMEOUT_S = 5.0
@@ -56,7 +56,7 @@ def measured_facts(store: Store, target: Target, alert: Alert | None) -> dict[st
     """
     until = alert.resolved_at if alert is not None and alert.resolved_at else time.time()
     since = alert.pending_at - alert.window_s if alert is not None else until - LOOK_BACK_S
-    facts = {**target.facts, "engine": target.engine, "traffic": _traffic(store, target.name, since, until)}
+    facts = {**target.facts, "engine": target.engine, "traffic": observed_traffic(store, target.name, since, until)}
     exits = store.events.recent(limit=1, target=target.name, kinds=["engine_exit"], since=since)
     allocation = exits[0].data.get("allocation_bytes") if exits else None
     if allocation is not None:
@@ -83,24 +83,3 @@ async def _families(url: str) -> set[str]:
     async with httpx.AsyncClient() as client:
         body = await fetch(client, metrics_url(url), timeout_s=ATTACH_TIMEOUT_S)
     return {family.name for family in parse_families(body.decode("utf-8", errors="replace"), url)}
-
-
-def _traffic(store: Store, target: str, since: float, until: float) -> dict[str, Any]:
-    metrics = window_metrics(store, target, since, until)
-    finished = metrics["finished"]
-    traffic: dict[str, Any] = {
-        "peak_running": _whole(metrics["running_peak"]),
-        "peak_waiting": _whole(metrics["waiting_peak"]),
-    }
-    for name, metric in (
-        ("prompt_tokens_mean", "prompt_tokens_total"),
-        ("output_tokens_mean", "generation_tokens_total"),
-    ):
-        tokens = increase(store.samples.range(target, metric, since, until))
-        if tokens is not None and finished:
-            traffic[name] = tokens / finished
-    return {key: value for key, value in traffic.items() if value is not None}
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

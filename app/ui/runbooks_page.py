@@ -12,11 +12,11 @@ from app.embedded import NAME as EMBEDDED
 from app.runtime import Runtime, get_runtime
 from app.ui import changes as change_view
 from app.ui import replay_view, words
-from app.ui.facts import measured_facts
 from app.ui.forms import given
 from app.ui.guard import guarded, live, page
 from app.ui.links import link, param
 from probe.store import Alert, Replay, Store, Target
+from probe.targets import measured_facts
 from runbooks.load import Runbook, get_runbook, list_runbooks
 from runbooks.recommend import from_facts, recommend
 

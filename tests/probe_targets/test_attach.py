@@ -87,7 +87,11 @@ def test_traffic_is_measured_over_the_look_back(store: Store) -> None:
     target = store.targets.upsert("prod", url="http://127.0.0.1:1", kind="external")
     labels = {"engine": "0", "model_name": "m"}
     for age, running, finished, prompt in ((60.0, 3, 100, 5_000), (30.0, 9, 110, 6_000), (1.0, 2, 120, 7_000)):
-        rows = {"requests_running": running, "requests_finished_total": finished, "prompt_tokens_total": prompt}
+        rows = {
+            "requests_running": running,
+            "request_prompt_tokens_count": finished,
+            "request_prompt_tokens_sum": prompt,
+        }
         store.samples.write(Sample("prod", metric, labels, now - age, value) for metric, value in rows.items())
     store.flush()
     traffic = measured_facts(store, target, None)["traffic"]
