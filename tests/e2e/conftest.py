@@ -87,9 +87,13 @@ def start_app(tmp_path: Path) -> Iterator[Callable[..., AppProcess]]:
             one.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def chromium() -> Iterator[Browser]:
-    """Debian's Chromium. Without one the browser tests are skipped, except in CI, where that is a failure."""
+    """Debian's Chromium. Without one the browser tests are skipped, except in CI, where that is a failure.
+
+    Open for one test only: Playwright keeps an event loop running in this thread, in which no other test could
+    use asyncio.run.
+    """
     path = shutil.which("chromium")
     if path is None and os.environ.get("CI") == "true":
         pytest.fail("no chromium on the PATH; apt-get install chromium")
