@@ -92,7 +92,7 @@ def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: DecodePlan, s
     """Attention of all decodes: [len(plan.tokens), num_q_heads, head_dim] in the query's dtype."""
     head_dim = k_cache.shape[3]
     q = query.index_select(0, plan.tokens).to(_compute_dtype(k_cache))
-    if k_cache.dtype == q.dtype and torch.backends.mkl.is_available():
+    if k_cache.dtype == q.dtype and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         keys = k_cache.view(-1, head_dim).t()
         torch.sparse.sampled_addmm(plan.scores, q.view(-1, head_dim), keys, beta=0.0, alpha=scale, out=plan.scores)
     else:

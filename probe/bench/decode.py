@@ -37,7 +37,10 @@ def ragged_prompts(vocabulary: range, *, seed: int = 0) -> list[list[int]]:
 
 
 def bench_decode(model: str, *, report: Report) -> dict[str, Any]:
-    """Tokens per second of both sides in this process, their ratio, and where the engine's time goes."""
+    """Tokens per second of both sides in this process, their ratio, and where the engine's time goes.
+
+    Decoding alone is what remains after a run of one token (prompts and first token) is taken off.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -45,44 +48,56 @@ def bench_decode(model: str, *, report: Report) -> dict[str, Any]:
     engine = LLMEngine(config)
     reference: Any = AutoModelForCausalLM.from_pretrained(config.model_dir, dtype=torch.float32).eval()
     prompts = ragged_prompts(range(4, engine.dims.vocab_size), seed=1)
-    ours, theirs = [], []
+    sides: dict[str, Callable[[int], float]] = {
+        "engine": lambda new_tokens: _time_engine(engine, prompts, new_tokens),
+        "transformers": lambda new_tokens: _time_transformers(reference, prompts, new_tokens),
+    }
+    total: dict[str, list[float]] = {name: [] for name in sides}
+    decode: dict[str, list[float]] = {name: [] for name in sides}
     for round_ in range(ROUNDS + 1):
-        mine = _time_engine(engine, prompts)
-        other = _time_transformers(reference, prompts)
-        report(
-            f"round {round_}{' (warm-up)' if round_ == 0 else ''}: engine {mine:.0f}, transformers {other:.0f} tok/s"
-        )
-        if round_:
-            ours.append(mine)
-            theirs.append(other)
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        for name, seconds in sides.items():
+            first, all_tokens = seconds(1), seconds(NEW_TOKENS)
+            if round_:  # the first round warms up
+                total[name].append(NUM_REQUESTS * NEW_TOKENS / all_tokens)
+                decode[name].append(NUM_REQUESTS * (NEW_TOKENS - 1) / (all_tokens - first))
+                report(f"round {round_}: {name} {decode[name][-1]:.0f} tok/s, {total[name][-1]:.0f} with the prompts")
     return {
         "requests": NUM_REQUESTS,
+        "prompt_tokens": sum(map(len, prompts)),
         "new_tokens_per_request": NEW_TOKENS,
         "threads": torch.get_num_threads(),
-        "engine_tokens_per_s": round(statistics.median(ours)),
-        "transformers_tokens_per_s": round(statistics.median(theirs)),
-        "ratio": round(statistics.median(ratios), 2),
-        "ratio_min_max": [round(min(ratios), 2), round(max(ratios), 2)],
+        **_compare("decode", decode["engine"], decode["transformers"]),
+        **_compare("with_prompts", total["engine"], total["transformers"]),
         "engine_time_by_part": _time_by_part(engine, prompts),
     }
 
 
-def _run_engine(engine: LLMEngine, prompts: list[list[int]]) -> None:
-    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+def _compare(what: str, ours: list[float], theirs: list[float]) -> dict[str, Any]:
+    """Medians of both sides in tokens per second, and the ratio round by round."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return {
+        f"{what}_engine_tokens_per_s": round(statistics.median(ours)),
+        f"{what}_transformers_tokens_per_s": round(statistics.median(theirs)),
+        f"{what}_ratio": round(statistics.median(ratios), 2),
+        f"{what}_ratio_min_max": [round(min(ratios), 2), round(max(ratios), 2)],
+    }
+
+
+def _run_engine(engine: LLMEngine, prompts: list[list[int]], new_tokens: int) -> None:
+    params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
     for index, prompt in enumerate(prompts):
         engine.add_request(f"bench-{index}", prompt, params)
     while engine.has_unfinished_requests():
         engine.step()
 
 
-def _time_engine(engine: LLMEngine, prompts: list[list[int]]) -> float:
+def _time_engine(engine: LLMEngine, prompts: list[list[int]], new_tokens: int) -> float:
     started = time.perf_counter()
-    _run_engine(engine, prompts)
-    return len(prompts) * NEW_TOKENS / (time.perf_counter() - started)
+    _run_engine(engine, prompts, new_tokens)
+    return time.perf_counter() - started
 
 
-def _time_transformers(model: Any, prompts: list[list[int]]) -> float:
+def _time_transformers(model: Any, prompts: list[list[int]], new_tokens: int) -> float:
     import torch
 
     width = max(map(len, prompts))
@@ -97,14 +112,14 @@ def _time_transformers(model: Any, prompts: list[list[int]]) -> float:
             input_ids=input_ids,
             attention_mask=mask,
             do_sample=False,
-            min_new_tokens=NEW_TOKENS,
-            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=new_tokens,
+            max_new_tokens=new_tokens,
             pad_token_id=0,
         )
     elapsed = time.perf_counter() - started
-    if output.shape[1] != width + NEW_TOKENS:
-        raise RuntimeError(f"transformers made {output.shape[1] - width} tokens a request, not {NEW_TOKENS}")
-    return len(prompts) * NEW_TOKENS / elapsed
+    if output.shape[1] != width + new_tokens:
+        raise RuntimeError(f"transformers made {output.shape[1] - width} tokens a request, not {new_tokens}")
+    return elapsed
 
 
 def _time_by_part(engine: LLMEngine, prompts: list[list[int]]) -> dict[str, str]:
@@ -135,7 +150,7 @@ def _time_by_part(engine: LLMEngine, prompts: list[list[int]]) -> dict[str, str]
         setattr(owner, attribute, timed(name, original))
     begin = time.perf_counter()
     try:
-        _run_engine(engine, prompts)
+        _run_engine(engine, prompts, NEW_TOKENS)
     finally:
         for (owner, attribute, _), original in zip(patched, originals, strict=True):
             setattr(owner, attribute, original)
