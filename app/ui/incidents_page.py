@@ -107,11 +107,9 @@ def show_replay(replay_id: str) -> None:
 def show_progress(replay_id: str, drawn_status: str) -> None:
     """A replay under way; when it ends or waits for its change the whole page is drawn again."""
     store = get_runtime().store
-    replay = store.replays.get(replay_id)
+    replay = replay_view.as_drawn(store, replay_id, drawn_status)
     if replay is None:
         return
-    if replay.status != drawn_status:
-        st.rerun(scope="app")
     replay_view.show_head(replay)
     if replay.status == "waiting_apply":
         st.info("▲ The alert fired and the runbook has its answer. Open the runbook and apply the change.")

@@ -17,6 +17,14 @@ STEPS = ("hypothesis", "inject", "observe", "recommend", "apply", "verify", "don
 ENDED = frozenset({"done", "failed", "interrupted"})
 
 
+def as_drawn(store: Store, replay_id: str, drawn_status: str) -> Replay | None:
+    """A replay under way, None when it is gone; a change of its status draws the whole page again."""
+    replay = store.replays.get(replay_id)
+    if replay is not None and replay.status != drawn_status:
+        st.rerun(scope="app")
+    return replay
+
+
 def step_line(replay: Replay) -> str:
     """The six steps with a shape each: done, under way, still to come."""
     here = STEPS.index(replay.step) if replay.step in STEPS else 0

@@ -168,11 +168,9 @@ def show_replay_state(runtime: Runtime, replay: Replay, proposal: Proposal) -> N
 def show_progress(replay_id: str, drawn_status: str) -> None:
     """Steps and newest journal lines of a running drill; a change of status draws the page again."""
     store = get_runtime().store
-    replay = store.replays.get(replay_id)
+    replay = replay_view.as_drawn(store, replay_id, drawn_status)
     if replay is None:
         return
-    if replay.status != drawn_status:
-        st.rerun(scope="app")
     replay_view.show_head(replay)
     journal = store.replays.journal(replay_id)
     replay_view.show_journal(journal, limit=5)
