@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-GIB = 1024**3
 MIB = 1024**2
 
 _UNITS = {

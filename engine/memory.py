@@ -79,13 +79,17 @@ def plan_kv_cache(
     Raises `ConfigError` when one request of `max_model_len` would not fit into the pool.
     """
     device = config.device_memory if device_memory_bytes is None else device_memory_bytes
-    per_token = kv_bytes_per_token(dims, config.resolved_kv_cache_dtype(dims))
-    per_block = per_token * config.block_size
+    kv_dtype = config.resolved_kv_cache_dtype(dims)
+    per_token = kv_bytes_per_token(dims, kv_dtype)
+    per_block = kv_bytes_per_block(dims, kv_dtype, config.block_size)
     max_model_len = config.resolved_max_model_len(dims)
     if config.num_gpu_blocks_override is not None:
         source, num_blocks = "num_gpu_blocks_override", config.num_gpu_blocks_override
     elif config.kv_cache_memory_bytes is not None:
-        source, num_blocks = "kv_cache_memory_bytes", config.kv_cache_memory_bytes // per_block
+        source, num_blocks = (
+            "kv_cache_memory_bytes",
+            num_blocks_for(config.kv_cache_memory_bytes, dims, kv_dtype, config.block_size),
+        )
     else:
         source = "profile"
         budget = profiled_kv_budget(device, config.gpu_memory_utilization, weights_bytes, activation_peak_bytes)
@@ -95,7 +99,7 @@ def plan_kv_cache(
                 f"{weights_bytes} and activation peak {activation_peak_bytes} gives {budget}; raise --device-memory or "
                 "--gpu-memory-utilization, or lower --max-num-batched-tokens"
             )
-        num_blocks = budget // per_block
+        num_blocks = num_blocks_for(budget, dims, kv_dtype, config.block_size)
     tokens = max(0, num_blocks - NULL_BLOCKS) * config.block_size
     if tokens < max_model_len:
         raise ConfigError(

@@ -15,7 +15,6 @@ from hashlib import sha256
 
 from engine.request import Request
 
-HASH_BYTES = 32
 ROOT_HASH = sha256(b"kvoncall/kv-block/1").digest()  # stands in for the parent of a first block
 
 ExtraKeys = Sequence[tuple[str, str]]

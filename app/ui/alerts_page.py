@@ -12,7 +12,7 @@ from app.runtime import get_runtime
 from app.ui import charts, signals, words
 from app.ui.guard import live, page
 from app.ui.links import link, param
-from app.ui.tables import show_table
+from app.ui.tables import show_choices, show_table
 from probe.store import Alert, Store
 
 HISTORY = 200
@@ -169,18 +169,7 @@ def show_history(alerts: Sequence[Alert]) -> None:
         }
         for a in alerts
     ]
-    ids = [a.id for a in alerts]
-    st.caption("Select a row to open it.")
-    st.dataframe(
-        pd.DataFrame(rows), hide_index=True, height="content", key="history",
-        selection_mode="single-row", on_select=lambda: _open_selected(ids),
-    )  # fmt: skip
-
-
-def _open_selected(ids: Sequence[int]) -> None:
-    rows = st.session_state["history"]["selection"]["rows"]
-    if rows and rows[0] < len(ids):
-        st.query_params["alert"] = str(ids[rows[0]])
+    show_choices(rows, [a.id for a in alerts], "alert")
 
 
 def _number(value: float | None) -> str:

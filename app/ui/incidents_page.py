@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from app.runtime import get_runtime
 from app.ui import replay_view, words
 from app.ui.guard import guarded, live, page
 from app.ui.links import link, param
-from app.ui.tables import show_table
+from app.ui.tables import show_choices, show_table
 from probe.replay.scenario import Scenario, list_scenarios
 from probe.store import Replay
 
@@ -147,15 +146,4 @@ def show_history(replays: Sequence[Replay]) -> None:
         }
         for r in replays
     ]
-    ids = [r.id for r in replays]
-    st.caption("Select a row to open it.")
-    st.dataframe(
-        pd.DataFrame(rows), hide_index=True, height="content", key="history",
-        selection_mode="single-row", on_select=lambda: _open_selected(ids),
-    )  # fmt: skip
-
-
-def _open_selected(ids: Sequence[str]) -> None:
-    rows = st.session_state["history"]["selection"]["rows"]
-    if rows and rows[0] < len(ids):
-        st.query_params["replay"] = ids[rows[0]]
+    show_choices(rows, [r.id for r in replays], "replay")

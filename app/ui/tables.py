@@ -15,3 +15,18 @@ def show_table(rows: Sequence[Mapping[str, object]]) -> None:
     if rows:
         frame = pd.DataFrame([{key: plain(str(value)) for key, value in row.items()} for row in rows])
         st.table(frame, hide_index=True, border="horizontal")
+
+
+def show_choices(rows: Sequence[Mapping[str, object]], ids: Sequence[object], param: str) -> None:
+    """A history whose rows open: selecting row i puts `ids[i]` into the query parameter `param`."""
+
+    def open_selected() -> None:
+        selected = st.session_state["history"]["selection"]["rows"]
+        if selected and selected[0] < len(ids):
+            st.query_params[param] = str(ids[selected[0]])
+
+    st.caption("Select a row to open it.")
+    st.dataframe(
+        pd.DataFrame(rows), hide_index=True, height="content", key="history",
+        selection_mode="single-row", on_select=open_selected,
+    )  # fmt: skip

@@ -89,12 +89,6 @@ class BackgroundLoad:
         """Sends again after `pause`."""
         self._running.set()
 
-    def set_rate(self, rate: float) -> None:
-        """Requests a second from now on."""
-        if rate <= 0:
-            raise ValueError("rate must be above 0; use pause to send nothing")
-        self._rate = rate
-
     def status(self) -> BackgroundStatus:
         """A snapshot for the page that shows it."""
         alive = self._thread is not None and self._thread.is_alive() and not self._stop.is_set()

@@ -68,11 +68,6 @@ class LoadReport:
         """Failures by kind."""
         return dict(Counter(r.error for r in self.records if r.error is not None))
 
-    @property
-    def largest_request_tokens(self) -> int:
-        """Most prompt + output tokens of one completed request (0 when none completed)."""
-        return max((r.prompt_tokens + r.output_tokens for r in self.records if r.error is None), default=0)
-
     def to_dict(self) -> dict[str, Any]:
         """The summary as JSON-ready data, without the single records."""
         done = [r for r in self.records if r.error is None]

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-TargetKind = Literal["embedded", "drill", "external"]
-AlertState = Literal["pending", "firing", "resolved"]
-ReplayStatus = Literal["running", "waiting_apply", "done", "failed", "interrupted"]
+from typing import Any
 
 
 class StoreError(Exception):
@@ -24,7 +20,10 @@ class LeaseLostError(StoreError):
 
 @dataclass(frozen=True)
 class Target:
-    """A server of an LLM. `url` is the base URL; `time_scale` shortens rule windows for drills."""
+    """A server of an LLM: `kind` is "embedded", "drill" or "external".
+
+    `url` is the base URL; `time_scale` shortens rule windows for drills.
+    """
 
     id: int
     name: str
@@ -65,7 +64,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Alert:
-    """One incident of one rule on one target, from pending to resolved.
+    """One incident of one rule on one target; `state` goes from "pending" over "firing" to "resolved".
 
     `value` is the newest value that breached the threshold, `numerator / denominator` where both are set;
     `store.alerts.transitions(id)` has the value at each change of state and `store.alerts.readings()` the
@@ -134,7 +133,10 @@ class AlertUpdate:
 
 @dataclass(frozen=True)
 class Replay:
-    """One run of an incident scenario; its journal is read with `store.replays.journal(id)`."""
+    """One run of an incident scenario; its journal is read with `store.replays.journal(id)`.
+
+    `status` is "running", "waiting_apply", "done", "failed" or "interrupted".
+    """
 
     id: str
     scenario: str
