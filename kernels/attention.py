@@ -1,11 +1,12 @@
-"""Entry point of the kernels: attention metadata, argument checks, choice of backend.
+"""Entry points of the kernels: attention metadata and options, argument checks, choice of backend.
 
-Layout: k_cache and v_cache are [num_blocks, num_kv_heads, block_size, head_dim] (HND), one pair a layer.
-Block 0 is the null block: it pads block tables and its content is never used. Slot s of the pool is offset
-s % block_size of block s // block_size. Write (`reshape_and_cache`) comes before read (`paged_attention`), and
-a chunk reads its own keys back from the cache, so prefill in chunks of any size sees the same values.
+Write (`reshape_and_cache`) comes before read (`paged_attention`), and a chunk reads its own keys back from the cache as
+they were stored, so prefill in chunks of any size sees the same values. The exception is int4_kivi: a query sees its
+own block in full precision if the block was open when the step ended, quantized if the step filled it.
 
-Backends: "triton" on CUDA, "torch" on the CPU; KVONCALL_KERNELS={triton,torch,oracle} overrides.
+Backends: "triton" on CUDA, "torch" on the CPU; KVONCALL_KERNELS={triton,torch,oracle} overrides. Shapes, dtypes,
+strides and devices are always checked; KVONCALL_DEBUG_KERNELS=1 also checks every index, at the price of a copy to the
+host (the torch backend always does).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from kernels.checks import check_indices, expect_device, expect_float, expect_tensor
+from kernels.kv_cache import LayerKVCache
+
 BACKENDS = ("triton", "torch", "oracle")
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass
@@ -29,9 +32,12 @@ class AttentionMetadata:
         Rows from loc[-1] on are padding and get a zero output.
     seq_lens: int32 [num_seqs]; context plus query tokens. 0 marks a padding sequence: its output is zero.
     block_table: int32 [num_seqs, max_blocks]; physical blocks in order, padded with 0.
-    slot_mapping: int64 [num_tokens]; where each token's key and value are written, -1 to skip.
+    slot_mapping: int64 [num_tokens]; where each token's key and value are written, -1 to skip (where blocks are kept
+        open, all tokens of a sequence or none).
     max_query_len, max_seq_len: upper bounds over the batch.
     num_decodes: the first num_decodes sequences have exactly one query token; the rest are prefill chunks.
+    open_rows: int32 [num_seqs], distinct; the row of `PagedVectors.open_blocks` that is sequence i's for as long as it
+        runs. Only needed for formats that keep open blocks.
 
     Query i of a sequence stands at position seq_len - query_len + i and sees the keys at positions <= its own.
     Build one per step and share it between layers. The tensors must not be changed afterwards, nor the object used
@@ -45,19 +51,17 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     num_decodes: int
+    open_rows: Tensor | None = None
     plans: dict[tuple[object, ...], object] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _expect_index("query_start_loc", self.query_start_loc, torch.int32, 1)
-        _expect_index("seq_lens", self.seq_lens, torch.int32, 1)
-        _expect_index("block_table", self.block_table, torch.int32, 2)
-        _expect_index("slot_mapping", self.slot_mapping, torch.int64, 1)
-        n = self.seq_lens.shape[0]
-        if self.query_start_loc.shape[0] != n + 1:
-            got = self.query_start_loc.shape[0]
-            raise ValueError(f"query_start_loc must have num_seqs + 1 = {n + 1} entries, got {got}.")
-        if self.block_table.shape[0] != n:
-            raise ValueError(f"block_table must have one row per sequence ({n}), got {self.block_table.shape[0]}.")
+        n = self.seq_lens.shape[0] if self.seq_lens.dim() else 0
+        expect_tensor("seq_lens", self.seq_lens, torch.int32, (n,))
+        expect_tensor("query_start_loc", self.query_start_loc, torch.int32, (n + 1,))
+        expect_tensor("block_table", self.block_table, torch.int32, (n, None))
+        expect_tensor("slot_mapping", self.slot_mapping, torch.int64, (None,))
+        if self.open_rows is not None:
+            expect_tensor("open_rows", self.open_rows, torch.int32, (n,))
         if not 0 <= self.num_decodes <= n:
             raise ValueError(f"num_decodes must lie between 0 and num_seqs = {n}, got {self.num_decodes}.")
         if self.max_query_len < 0 or self.max_seq_len < 0:
@@ -68,15 +72,49 @@ class AttentionMetadata:
         return self.seq_lens.shape[0]
 
 
+@dataclass(frozen=True)
+class AttentionOptions:
+    """How scores are made; one object a layer.
+
+    scale: of the dot products. sliding_window: a query at position p sees keys at positions > p - sliding_window, as in
+    Hugging Face's models. sink_tokens: the first so many keys stay visible beside the window (StreamingLLM).
+    soft_cap: scores become soft_cap * tanh(score / soft_cap) before masking (Gemma 2).
+    """
+
+    scale: float
+    sliding_window: int | None = None
+    sink_tokens: int = 0
+    soft_cap: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1 (or None), got {self.sliding_window}.")
+        if self.sink_tokens < 0 or (self.sink_tokens and self.sliding_window is None):
+            raise ValueError(f"sink_tokens needs a sliding_window and must not be negative, got {self.sink_tokens}.")
+        if self.soft_cap is not None and not self.soft_cap > 0:
+            raise ValueError(f"soft_cap must be positive (or None), got {self.soft_cap}.")
+
+
 class Backend(Protocol):
     """What each of the backend modules offers; arguments are already checked."""
 
     def reshape_and_cache(
-        self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+        self, key: Tensor, value: Tensor, cache: LayerKVCache, metadata: AttentionMetadata
     ) -> None: ...
 
     def paged_attention(
-        self, query: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        query: Tensor,
+        cache: LayerKVCache,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+        attention_mass: Tensor | None,
+    ) -> Tensor: ...
+
+    def write_latent(self, latent: Tensor, k_rope: Tensor, cache: Tensor, slot_mapping: Tensor) -> None: ...
+
+    def mla_attention(
+        self, q_latent: Tensor, q_rope: Tensor, cache: Tensor, metadata: AttentionMetadata, scale: float
     ) -> Tensor: ...
 
 
@@ -92,72 +130,8 @@ def backend_name(device: torch.device) -> str:
     return name
 
 
-def reshape_and_cache(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write key and value [num_tokens, num_kv_heads, head_dim] to their slots, converting to the cache's dtype.
-
-    slot_mapping: int64 [num_tokens]; -1 skips a token. Slots must be distinct. Raises ValueError on bad shapes.
-    """
-    _check_caches(k_cache, v_cache)
-    num_tokens, (_, num_kv_heads, _, head_dim) = slot_mapping.shape[0], k_cache.shape
-    for name, tensor in (("key", key), ("value", value)):
-        if tensor.shape != (num_tokens, num_kv_heads, head_dim):
-            want = [num_tokens, num_kv_heads, head_dim]
-            raise ValueError(f"{name} must have shape {want}, got {list(tensor.shape)}.")
-        _expect_device(name, tensor, k_cache)
-    _expect_index("slot_mapping", slot_mapping, torch.int64, 1)
-    if num_tokens:
-        _backend(k_cache.device).reshape_and_cache(key, value, k_cache, v_cache, slot_mapping)
-
-
-def paged_attention(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, *, scale: float
-) -> Tensor:
-    """Causal attention of every query token over its sequence's cached keys and values, decodes and chunks alike.
-
-    query: [num_tokens, num_q_heads, head_dim]; query head h reads KV head h // (num_q_heads // num_kv_heads).
-    Returns [num_tokens, num_q_heads, head_dim] in the query's dtype; padding rows and queries that see no key
-    are zero. Slots past a sequence's length are never used, whatever they hold. Inference only: no gradients.
-    Raises ValueError on bad shapes.
-    """
-    _check_caches(k_cache, v_cache)
-    if query.dim() != 3 or query.shape[2] != k_cache.shape[3] or query.dtype not in FLOAT_DTYPES:
-        raise ValueError(
-            f"query must be floating point [num_tokens, num_q_heads, head_dim={k_cache.shape[3]}], "
-            f"got {query.dtype} {list(query.shape)}."
-        )
-    if query.shape[1] == 0 or query.shape[1] % k_cache.shape[1]:
-        raise ValueError(
-            f"num_q_heads ({query.shape[1]}) must be a positive multiple of num_kv_heads ({k_cache.shape[1]})."
-        )
-    _expect_device("query", query, k_cache)
-    _expect_device("seq_lens", metadata.seq_lens, k_cache)
-    capacity = metadata.block_table.shape[1] * k_cache.shape[2]
-    if metadata.max_seq_len > capacity:
-        raise ValueError(
-            f"max_seq_len ({metadata.max_seq_len}) exceeds what the block table can address ({capacity} tokens)."
-        )
-    if query.shape[0] == 0:
-        return torch.empty_like(query)
-    return _backend(query.device).paged_attention(query, k_cache, v_cache, metadata, scale)
-
-
-def copy_blocks(caches: list[Tensor], src: list[int], dst: list[int]) -> None:
-    """Copy block src[i] to block dst[i] in every cache (copy on write). All reads come before all writes."""
-    if len(src) != len(dst):
-        raise ValueError(f"src and dst must have the same length, got {len(src)} and {len(dst)}.")
-    if len(set(dst)) != len(dst):
-        raise ValueError("dst names a block twice.")
-    if not src:
-        return
-    for cache in caches:
-        if min(*src, *dst) < 0 or max(*src, *dst) >= cache.shape[0]:
-            raise ValueError(f"Block ids must lie between 0 and {cache.shape[0] - 1}.")
-        source = torch.tensor(src, device=cache.device)
-        target = torch.tensor(dst, device=cache.device)
-        cache.index_copy_(0, target, cache.index_select(0, source))
-
-
-def _backend(device: torch.device) -> Backend:
+def backend_for(device: torch.device) -> Backend:
+    """The module that `backend_name` chooses."""
     name = backend_name(device)
     if name == "torch":
         from kernels import torch_backend
@@ -172,23 +146,77 @@ def _backend(device: torch.device) -> Backend:
     return cast("Backend", triton_backend)
 
 
-def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:
-    if k_cache.dim() != 4 or k_cache.shape != v_cache.shape:
+def reshape_and_cache(key: Tensor, value: Tensor, cache: LayerKVCache, metadata: AttentionMetadata) -> None:
+    """Write key and value [num_tokens, num_kv_heads, head_dim] to their slots, in the cache's format.
+
+    Slots must be distinct; -1 skips a token. What other slots hold, parameters included, is not changed.
+    Raises ValueError on bad arguments.
+    """
+    num_tokens = metadata.slot_mapping.shape[0]
+    shape = (num_tokens, cache.num_kv_heads, cache.head_dim)
+    for name, tensor in (("key", key), ("value", value)):
+        expect_float(name, tensor, shape)
+        expect_device(name, tensor, cache.device)
+    _check_metadata(cache, metadata, num_tokens)
+    if num_tokens:
+        backend_for(cache.device).reshape_and_cache(key, value, cache, metadata)
+
+
+def paged_attention(
+    query: Tensor,
+    cache: LayerKVCache,
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
+    attention_mass: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of every query token over its sequence's cached keys and values, decodes and chunks alike.
+
+    query: [num_tokens, num_q_heads, head_dim]; query head h reads KV head h // (num_q_heads // num_kv_heads).
+    attention_mass: float32 [num_seqs, num_kv_heads, at least max_seq_len]; entry [i, h, pos] is increased by the
+        softmax weights that sequence i's key at pos got from this call's queries, summed over queries and the group's
+        query heads (the score of H2O, arXiv 2306.14048).
+    Returns [num_tokens, num_q_heads, head_dim] in the query's dtype; padding rows and queries that see no key
+    are zero. Slots past a sequence's length are never used, whatever they hold. Inference only: no gradients.
+    Raises ValueError on bad arguments.
+    """
+    expect_float("query", query, (None, None, cache.head_dim))
+    num_tokens, num_q_heads, _ = query.shape
+    if num_q_heads == 0 or num_q_heads % cache.num_kv_heads:
         raise ValueError(
-            "k_cache and v_cache must both be [num_blocks, num_kv_heads, block_size, head_dim], "
-            f"got {list(k_cache.shape)} and {list(v_cache.shape)}."
+            f"num_q_heads ({num_q_heads}) must be a positive multiple of num_kv_heads ({cache.num_kv_heads})."
         )
-    if k_cache.dtype != v_cache.dtype or k_cache.dtype not in FLOAT_DTYPES:
-        raise ValueError(f"k_cache and v_cache must share a float dtype, got {k_cache.dtype} and {v_cache.dtype}.")
-    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-        raise ValueError("k_cache and v_cache must be contiguous.")
+    expect_device("query", query, cache.device)
+    _check_metadata(cache, metadata, num_tokens)
+    if attention_mass is not None:
+        expect_tensor("attention_mass", attention_mass, torch.float32, (metadata.num_seqs, cache.num_kv_heads, None))
+        expect_device("attention_mass", attention_mass, cache.device)
+        if attention_mass.shape[2] < metadata.max_seq_len:
+            raise ValueError(f"attention_mass must have room for max_seq_len = {metadata.max_seq_len} keys.")
+    if num_tokens == 0:
+        return torch.empty_like(query)
+    return backend_for(cache.device).paged_attention(query, cache, metadata, options, attention_mass)
 
 
-def _expect_index(name: str, tensor: Tensor, dtype: torch.dtype, dim: int) -> None:
-    if tensor.dtype != dtype or tensor.dim() != dim:
-        raise ValueError(f"{name} must be {dtype} with {dim} dimension(s), got {tensor.dtype} {list(tensor.shape)}.")
+def _check_metadata(cache: LayerKVCache, metadata: AttentionMetadata, num_tokens: int) -> None:
+    check_metadata(metadata, cache.block_size, cache.num_blocks, num_tokens, cache.device)
+    if cache.kv_format.keeps_open_blocks:
+        if metadata.open_rows is None:
+            raise ValueError(f"{cache.kv_format.name} keeps open blocks: metadata.open_rows is missing.")
+        assert cache.key.open_blocks is not None
+        num_rows = cache.key.open_blocks.shape[0]
+        if metadata.num_seqs > num_rows:
+            raise ValueError(f"{metadata.num_seqs} sequences share {num_rows} rows of open blocks.")
 
 
-def _expect_device(name: str, tensor: Tensor, cache: Tensor) -> None:
-    if tensor.device != cache.device:
-        raise ValueError(f"{name} is on {tensor.device} but the KV cache is on {cache.device}.")
+def check_metadata(
+    metadata: AttentionMetadata, block_size: int, num_blocks: int, num_tokens: int, device: torch.device
+) -> None:
+    """ValueError when the metadata cannot belong to this pool; every index is looked at in debug mode."""
+    expect_device("seq_lens", metadata.seq_lens, device)
+    capacity = metadata.block_table.shape[1] * block_size
+    if metadata.max_seq_len > capacity:
+        raise ValueError(
+            f"max_seq_len ({metadata.max_seq_len}) exceeds what the block table can address ({capacity} tokens)."
+        )
+    if os.environ.get("KVONCALL_DEBUG_KERNELS") == "1":
+        check_indices(metadata, block_size, num_blocks, num_tokens)

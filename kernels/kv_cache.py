@@ -1,0 +1,138 @@
+"""The paged KV cache of one layer: its tensors, their allocation, and copying blocks.
+
+Layout of `kernels.formats`. Block 0 is the null block: it pads block tables and its content is never used. Slot s of
+the pool is offset s % block_size of block s // block_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.formats import KVFormat, VectorFormat
+from kernels.quantize import dequantize, unrotate
+
+
+@dataclass(frozen=True)
+class PagedVectors:
+    """The keys, or the values, of one layer.
+
+    codes: [num_blocks, num_kv_heads, block_size, fmt.row_width(head_dim)] of fmt.storage_dtype.
+    params: [num_blocks, num_kv_heads, *fmt.params_shape(head_dim, block_size)] of fmt.param_dtype; scale, then minimum.
+    scale: what a stored fp8 value is multiplied with; 1 for other formats.
+    open_blocks: [num_open_rows, num_kv_heads, block_size, head_dim], full precision: row metadata.open_rows[i] holds
+        the tokens of sequence i that do not fill a block yet. Only for formats that keep open blocks.
+    """
+
+    fmt: VectorFormat
+    codes: Tensor
+    params: Tensor | None = None
+    scale: float = 1.0
+    open_blocks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LayerKVCache:
+    """Keys and values of one layer in one format."""
+
+    kv_format: KVFormat
+    head_dim: int
+    key: PagedVectors
+    value: PagedVectors
+
+    @property
+    def num_blocks(self) -> int:
+        return self.key.codes.shape[0]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.key.codes.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return self.key.codes.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.key.codes.device
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor whose first dimension is the block id."""
+        return [t for part in (self.key, self.value) for t in (part.codes, part.params) if t is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pool, parameters included; open blocks are extra."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+
+def allocate_kv_cache(
+    kv_format: KVFormat,
+    num_blocks: int,
+    num_kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    *,
+    device: torch.device | str = "cpu",
+    open_dtype: torch.dtype = torch.float32,
+    num_open_rows: int = 0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> LayerKVCache:
+    """A zeroed pool; every page of it is really there, since memory is only promised until it is touched.
+
+    open_dtype, num_open_rows: of the open blocks, for formats that keep them; one row a running sequence.
+    Raises ValueError when the format cannot pack the head_dim or lacks rows for its open blocks.
+    """
+    if min(num_blocks, num_kv_heads, block_size) <= 0:
+        raise ValueError(f"A KV cache of {num_blocks} blocks x {num_kv_heads} heads x {block_size} slots is empty.")
+    if kv_format.keeps_open_blocks and num_open_rows <= 0:
+        raise ValueError(f"{kv_format.name} keeps open blocks: num_open_rows must be at least 1.")
+
+    def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=device).zero_()
+
+    def part(fmt: VectorFormat, scale: float) -> PagedVectors:
+        lead = (num_blocks, num_kv_heads)
+        params = fmt.params_shape(head_dim, block_size)
+        open_shape = (num_open_rows, num_kv_heads, block_size, head_dim)
+        return PagedVectors(
+            fmt,
+            zeros((*lead, block_size, fmt.row_width(head_dim)), getattr(torch, fmt.storage_dtype)),
+            zeros((*lead, *params), getattr(torch, fmt.param_dtype)) if all(params) else None,
+            scale,
+            zeros(open_shape, open_dtype) if kv_format.keeps_open_blocks else None,
+        )
+
+    return LayerKVCache(kv_format, head_dim, part(kv_format.key, k_scale), part(kv_format.value, v_scale))
+
+
+def read_blocks(part: PagedVectors, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """Full-precision vectors [len(blocks), num_kv_heads, block_size, head_dim] of closed blocks, rotation undone."""
+    params = None if part.params is None else part.params[blocks]
+    vectors = dequantize(part.codes[blocks], params, part.fmt, dtype, part.scale)
+    return unrotate(vectors) if part.fmt.rotated else vectors
+
+
+def copy_blocks(caches: Iterable[LayerKVCache], src: Sequence[int], dst: Sequence[int]) -> None:
+    """Copy block src[i] to block dst[i] in every layer (copy on write), parameters included; reads precede writes.
+
+    Open blocks belong to sequences, not to block ids, and are not copied.
+    """
+    if len(src) != len(dst):
+        raise ValueError(f"src and dst must have the same length, got {len(src)} and {len(dst)}.")
+    if len(set(dst)) != len(dst):
+        raise ValueError("dst names a block twice.")
+    if not src:
+        return
+    for cache in caches:
+        if min(*src, *dst) < 0 or max(*src, *dst) >= cache.num_blocks:
+            raise ValueError(f"Block ids must lie between 0 and {cache.num_blocks - 1}.")
+        source = torch.tensor(src, device=cache.device)
+        target = torch.tensor(dst, device=cache.device)
+        for tensor in cache.tensors():
+            raw = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor  # torch copies no fp8 rows
+            raw.index_copy_(0, target, raw.index_select(0, source))
