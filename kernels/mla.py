@@ -39,7 +39,8 @@ def mla_attention(
 
     q_latent: [num_tokens, num_heads, kv_lora_rank], the query's content part times W_UK.
     q_rope: [num_tokens, num_heads, qk_rope_head_dim], rotated.
-    Returns [num_tokens, num_heads, kv_lora_rank] in q_latent's dtype, for W_UV to expand; padding rows and queries that see no key are zero. Raises ValueError on bad arguments.
+    Returns [num_tokens, num_heads, kv_lora_rank] in q_latent's dtype, for W_UV to expand;
+    padding rows and queries that see no key are zero. Raises ValueError on bad arguments.
     """
     _check_cache(cache)
     expect_float("q_latent", q_latent, (None, None, None))
