@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kernels.formats import KV_CACHE_DTYPES, KVFormat, resolve_kv_format
+
 MIB = 1024**2
 
 _UNITS = {
@@ -35,7 +37,7 @@ _UNITS = {
     "G": 2**30,
 }
 
-DTYPES = ("auto", "float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16")  # that we compute in
 
 
 class ConfigError(ValueError):
@@ -215,12 +217,20 @@ class EngineConfig:
         return self.max_model_len
 
     def resolved_dtype(self, dims: ModelDims) -> str:
-        """The dtype of weights and activations: `--dtype`, or the checkpoint's."""
-        return dims.dtype if self.dtype == "auto" else self.dtype
+        """The dtype of weights and activations: `--dtype`, or the checkpoint's; `ConfigError` for an unknown one."""
+        name = dims.dtype if self.dtype == "auto" else self.dtype
+        if name not in DTYPES:
+            raise ConfigError(f"the checkpoint's dtype is {name}; choose one of {', '.join(DTYPES)} with --dtype")
+        return name
 
-    def resolved_kv_cache_dtype(self, dims: ModelDims) -> str:
-        """The storage of K and V: `--kv-cache-dtype`, or as the activations."""
-        return self.resolved_dtype(dims) if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+    def resolved_kv_format(self, dims: ModelDims) -> KVFormat:
+        """The format of K and V: `--kv-cache-dtype`, or as the activations; `ConfigError` when it cannot hold them."""
+        try:
+            kv_format = resolve_kv_format(self.kv_cache_dtype, self.resolved_dtype(dims))
+            kv_format.bytes_per_block_head(dims.head_dim, self.block_size)
+        except ValueError as error:
+            raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype} does not suit the model: {error}") from None
+        return kv_format
 
     @classmethod
     def from_args(cls, args: Sequence[str]) -> EngineConfig:
@@ -265,7 +275,7 @@ def build_parser(prog: str = "kvoncall serve") -> argparse.ArgumentParser:
     add("--port", type=int, default=default.port, help="0 picks a free port")
     add("--api-key", help="require this bearer token under /v1")
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    add("--dtype", default="auto", choices=DTYPES, help="weights and activations (auto: the checkpoint's)")
+    add("--dtype", default="auto", choices=("auto", *DTYPES), help="weights and activations (auto: the checkpoint's)")
     add("--max-model-len", type=int, help="context limit in tokens (default: the model's)")
     add("--max-num-seqs", type=int, default=default.max_num_seqs, help="most sequences in one step")
     add("--max-num-batched-tokens", type=int, default=default.max_num_batched_tokens, help="token budget of a step")
@@ -283,7 +293,7 @@ def build_parser(prog: str = "kvoncall serve") -> argparse.ArgumentParser:
         help="size of the KV pool; skips the sizing by profile, as in vLLM",
     )
     add("--num-gpu-blocks-override", type=int, metavar="N", help="force the number of KV blocks")
-    add("--kv-cache-dtype", default="auto", choices=DTYPES, help="storage of K and V (auto: as --dtype)")
+    add("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES, help="format of K and V (auto: as --dtype)")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--prefix-caching-hash-algo", default="sha256", choices=("sha256",))
     add("--scheduling-policy", default="fcfs", choices=("fcfs", "priority"))

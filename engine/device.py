@@ -16,9 +16,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import ConfigError, EngineConfig
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+from engine.config import ConfigError, EngineConfig, ModelDims
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -36,11 +34,10 @@ def resolve_device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 
 
-def resolve_dtype(name: str) -> torch.dtype:
-    """A torch dtype by its `--dtype` name; `ConfigError` for one we do not compute in."""
-    if name not in DTYPES:
-        raise ConfigError(f"the checkpoint's dtype is {name}; choose one of {', '.join(DTYPES)} with --dtype")
-    return DTYPES[name]
+def resolve_dtype(config: EngineConfig, dims: ModelDims) -> torch.dtype:
+    """The dtype of weights and activations as torch has it; raises as `config.resolved_dtype`."""
+    dtype: torch.dtype = getattr(torch, config.resolved_dtype(dims))
+    return dtype
 
 
 def device_memory_bytes(config: EngineConfig, device: torch.device) -> int:

@@ -1,7 +1,7 @@
 """The one place that knows bytes: KV cache per token, pool size, what fits.
 
 Pure Python, used by the engine when it sizes its pool and by the runbooks when they recommend.
-Storage widths come from `kernels.formats`.
+What a format takes, its scales included, comes from `kernels.formats`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,25 @@ from kernels.formats import resolve_kv_format
 NULL_BLOCKS = 1  # block 0 pads block tables and is never handed out, as in vLLM
 
 
-def kv_bytes_per_token(dims: ModelDims, kv_dtype: str) -> int:
-    """Bytes of K and V one token takes over all layers: 2 x layers x KV heads x head_dim x width."""
-    storage = resolve_kv_format(kv_dtype, dims.dtype)
-    return 2 * dims.num_layers * dims.num_kv_heads * storage.bytes_per_token_head(dims.head_dim)
-
-
 def kv_bytes_per_block(dims: ModelDims, kv_dtype: str, block_size: int) -> int:
-    """Bytes of one block of `block_size` tokens over all layers."""
-    return kv_bytes_per_token(dims, kv_dtype) * block_size
+    """Bytes of one block of `block_size` tokens over all layers, scales included."""
+    kv_format = resolve_kv_format(kv_dtype, dims.dtype)
+    return dims.num_layers * dims.num_kv_heads * kv_format.bytes_per_block_head(dims.head_dim, block_size)
+
+
+def kv_bytes_per_token(dims: ModelDims, kv_dtype: str, block_size: int = 16) -> int:
+    """Bytes of K and V one token takes over all layers, rounded up: parameters per block are shared by its tokens."""
+    return -(-kv_bytes_per_block(dims, kv_dtype, block_size) // block_size)
+
+
+def open_blocks_bytes(config: EngineConfig, dims: ModelDims) -> int:
+    """Bytes beside the pool for blocks that are not full yet: one a sequence, as precise as the activations.
+
+    0 for formats that quantize every token when it is written.
+    """
+    if not config.resolved_kv_format(dims).keeps_open_blocks:
+        return 0
+    return config.max_num_seqs * kv_bytes_per_block(dims, config.resolved_dtype(dims), config.block_size)
 
 
 def num_blocks_for(kv_bytes: int, dims: ModelDims, kv_dtype: str, block_size: int) -> int:
@@ -39,8 +49,11 @@ class MemoryPlan:
     device_memory_bytes: int
     weights_bytes: int
     activation_peak_bytes: int
+    kv_cache_dtype: str  # the format in force
     kv_cache_bytes: int
-    kv_bytes_per_token: int
+    kv_bytes_per_block: int
+    kv_bytes_per_token: int  # rounded up where a block's parameters do not divide among its tokens
+    open_blocks_bytes: int  # beside the pool, see open_blocks_bytes()
     block_size: int
     num_gpu_blocks: int
     kv_cache_size_tokens: int
@@ -53,16 +66,6 @@ class MemoryPlan:
         return dataclasses.asdict(self)
 
 
-def profiled_kv_budget(
-    device_memory_bytes: int, utilization: float, weights_bytes: int, activation_peak_bytes: int
-) -> int:
-    """KV bytes left of `device x utilization` after weights and the measured activation peak (vLLM's rule).
-
-    May be negative: then not even the model fits.
-    """
-    return int(device_memory_bytes * utilization) - weights_bytes - activation_peak_bytes
-
-
 def plan_kv_cache(
     config: EngineConfig,
     dims: ModelDims,
@@ -73,14 +76,14 @@ def plan_kv_cache(
 ) -> MemoryPlan:
     """Sizes the KV pool as vLLM does.
 
-    By profile: `device x --gpu-memory-utilization - weights - activation peak`. An explicit
+    By profile: `device x --gpu-memory-utilization - weights - activation peak - open blocks`. An explicit
     `--kv-cache-memory-bytes` or `--num-gpu-blocks-override` replaces that figure without a check against
     the device: such a configuration can run out of memory, which is then a real failure.
     Raises `ConfigError` when one request of `max_model_len` would not fit into the pool.
     """
     device = config.device_memory if device_memory_bytes is None else device_memory_bytes
-    kv_dtype = config.resolved_kv_cache_dtype(dims)
-    per_token = kv_bytes_per_token(dims, kv_dtype)
+    kv_dtype = config.resolved_kv_format(dims).name
+    open_blocks = open_blocks_bytes(config, dims)
     per_block = kv_bytes_per_block(dims, kv_dtype, config.block_size)
     max_model_len = config.resolved_max_model_len(dims)
     if config.num_gpu_blocks_override is not None:
@@ -92,32 +95,36 @@ def plan_kv_cache(
         )
     else:
         source = "profile"
-        budget = profiled_kv_budget(device, config.gpu_memory_utilization, weights_bytes, activation_peak_bytes)
+        budget = int(device * config.gpu_memory_utilization) - weights_bytes - activation_peak_bytes - open_blocks
         if budget < (1 + NULL_BLOCKS) * per_block:
             raise ConfigError(
                 f"no memory is left for the KV cache: {device} bytes x {config.gpu_memory_utilization} minus weights "
-                f"{weights_bytes} and activation peak {activation_peak_bytes} gives {budget}; raise --device-memory or "
-                "--gpu-memory-utilization, or lower --max-num-batched-tokens"
+                f"{weights_bytes}, activation peak {activation_peak_bytes} and open blocks {open_blocks} gives "
+                f"{budget}; raise --device-memory or --gpu-memory-utilization, or lower --max-num-batched-tokens"
             )
         num_blocks = num_blocks_for(budget, dims, kv_dtype, config.block_size)
-    tokens = max(0, num_blocks - NULL_BLOCKS) * config.block_size
+    usable_blocks = max(0, num_blocks - NULL_BLOCKS)
+    tokens = usable_blocks * config.block_size
+    blocks_per_request = -(-max_model_len // config.block_size)
     if tokens < max_model_len:
         raise ConfigError(
-            f"a request of --max-model-len {max_model_len} needs {max_model_len * per_token} bytes of KV cache, but "
-            f"the pool holds {tokens * per_token}; raise --gpu-memory-utilization, or lower --max-model-len to at "
-            f"most {tokens}"
+            f"a request of --max-model-len {max_model_len} needs {blocks_per_request * per_block} bytes of KV cache, "
+            f"but the pool holds {usable_blocks * per_block}; raise --gpu-memory-utilization, or lower "
+            f"--max-model-len to at most {tokens}"
         )
-    blocks_per_request = -(-max_model_len // config.block_size)
     return MemoryPlan(
         device_memory_bytes=device,
         weights_bytes=weights_bytes,
         activation_peak_bytes=activation_peak_bytes,
+        kv_cache_dtype=kv_dtype,
         kv_cache_bytes=num_blocks * per_block,
-        kv_bytes_per_token=per_token,
+        kv_bytes_per_block=per_block,
+        kv_bytes_per_token=kv_bytes_per_token(dims, kv_dtype, config.block_size),
+        open_blocks_bytes=open_blocks,
         block_size=config.block_size,
         num_gpu_blocks=num_blocks,
         kv_cache_size_tokens=tokens,
         max_model_len=max_model_len,
-        max_concurrency=(num_blocks - NULL_BLOCKS) / blocks_per_request,
+        max_concurrency=usable_blocks / blocks_per_request,
         source=source,
     )

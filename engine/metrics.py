@@ -298,6 +298,7 @@ class EngineMetrics(Collector):
                 "weights": plan.weights_bytes,
                 "activation_peak": plan.activation_peak_bytes,
                 "kv_cache": plan.kv_cache_bytes,
+                "open_blocks": plan.open_blocks_bytes,
             },
             "part",
         )

@@ -69,6 +69,7 @@ def _dummy_batch(step: Step, block_size: int, device: torch.device) -> tuple[Ten
         max_query_len=int(query.max()),
         max_seq_len=max_seq_len,
         num_decodes=int((query == 1).sum()),
+        open_rows=torch.arange(len(step), dtype=torch.int32, device=device),
     )
     input_ids = torch.zeros(len(positions), dtype=torch.int64, device=device)
     return input_ids, torch.from_numpy(positions).to(device), metadata

@@ -1,8 +1,10 @@
 """Executes a scheduled step: turns requests into tensors, runs the model, samples.
 
-Owns the KV cache tensors, one (K, V) pair a layer in the layout of `kernels.attention`, and for every request
-that holds blocks a row of a persistent block table, which grows with the request instead of being rebuilt.
-`preempt` gives the row up and keeps the request's random state; `release` forgets the request.
+Owns the KV caches, one a layer, and for every request that holds blocks a row of a persistent block table, which
+grows with the request instead of being rebuilt. In formats that keep open blocks the row is also the place of the
+block the request is filling; computing starts, and after a preemption starts again, at the start of a block, so
+nothing is left of a row's former request. `preempt` gives the row up and keeps the request's random state; `release`
+forgets the request.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from torch import Tensor
 from engine.config import EngineConfig, ModelDims
 from engine.device import resolve_dtype
 from engine.memory import MemoryPlan
-from engine.models.llama import KVCache, LlamaModel
+from engine.models.llama import LlamaModel
 from engine.request import Request
 from engine.sampler import Sampler, SamplingState, TokenLogprobs, token_logprobs
 from engine.scheduler import ScheduledRequest, SchedulerOutput
 from kernels.attention import AttentionMetadata
-from kernels.formats import resolve_kv_format
+from kernels.kv_cache import LayerKVCache, allocate_kv_cache
 
 PROMPT_LOGPROBS_ROWS = 256  # rows of logits held at once for prompt_logprobs, however long the prompt
 
@@ -59,6 +61,7 @@ class ModelRunner:
         self.block_size = plan.block_size
         self.sampler = Sampler(model.device, config.seed)
         self.kv_caches = allocate_kv_caches(config, dims, plan.num_gpu_blocks, model.device)
+        self._keeps_open_blocks = config.resolved_kv_format(dims).keeps_open_blocks
         max_blocks = -(-plan.max_model_len // plan.block_size)
         self._block_table = np.zeros((config.max_num_seqs, max_blocks), dtype=np.int32)
         self._free_rows = list(range(config.max_num_seqs))[::-1]
@@ -134,7 +137,8 @@ class ModelRunner:
         max_seq_len = int(seq_lens.max())
         starts = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(query_lens, out=starts[1:])
-        used = self._block_table[[state.row for state in states], : -(-max_seq_len // self.block_size)]
+        rows = np.array([state.row for state in states], dtype=np.int32)
+        used = self._block_table[rows, : -(-max_seq_len // self.block_size)]
         block, offset = np.divmod(positions, self.block_size)
         slots = used[sequence, block].astype(np.int64) * self.block_size + offset
         metadata = AttentionMetadata(
@@ -145,6 +149,7 @@ class ModelRunner:
             max_query_len=max(lengths),
             max_seq_len=max_seq_len,
             num_decodes=num_decodes,
+            open_rows=self._tensor(rows) if self._keeps_open_blocks else None,
         )
         return self._tensor(np.array(tokens, dtype=np.int64)), self._tensor(positions), metadata
 
@@ -201,16 +206,20 @@ class ModelRunner:
         return complete
 
 
-def allocate_kv_caches(config: EngineConfig, dims: ModelDims, num_blocks: int, device: torch.device) -> list[KVCache]:
-    """The KV pool: a (K, V) pair a layer, written once so that every page of it is really there.
-
-    Fresh memory from the system is only promised until it is touched; a pool that the machine cannot hold has
-    to fail here and not under load.
-    """
-    storage = resolve_kv_format(config.resolved_kv_cache_dtype(dims), dims.dtype).storage_dtype
-    shape = (num_blocks, dims.num_kv_heads, config.block_size, dims.head_dim)
-
-    def cache() -> Tensor:
-        return torch.empty(shape, dtype=resolve_dtype(storage), device=device).zero_()
-
-    return [(cache(), cache()) for _ in range(dims.num_layers)]
+def allocate_kv_caches(
+    config: EngineConfig, dims: ModelDims, num_blocks: int, device: torch.device
+) -> list[LayerKVCache]:
+    """The KV pool, one cache a layer, and a row of open blocks for every sequence a step may hold."""
+    return [
+        allocate_kv_cache(
+            config.resolved_kv_format(dims),
+            num_blocks,
+            dims.num_kv_heads,
+            config.block_size,
+            dims.head_dim,
+            device=device,
+            open_dtype=resolve_dtype(config, dims),
+            num_open_rows=config.max_num_seqs,
+        )
+        for _ in range(dims.num_layers)
+    ]

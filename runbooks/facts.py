@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config import ConfigError, EngineConfig, ModelDims, flag_of, parse_bytes
-from engine.memory import NULL_BLOCKS, kv_bytes_per_token
+from engine.memory import NULL_BLOCKS, kv_bytes_per_block, kv_bytes_per_token
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class TargetFacts:
     device_memory_bytes: int | None = None
     weights_bytes: int | None = None
     activation_peak_bytes: int | None = None
+    kv_bytes_per_block: int | None = None
     kv_bytes_per_token: int | None = None
+    open_blocks_bytes: int | None = None
     block_size: int | None = None
     num_gpu_blocks: int | None = None
     kv_cache_size_tokens: int | None = None
@@ -68,9 +70,9 @@ class TargetFacts:
     @property
     def kv_cache_bytes(self) -> int | None:
         """Size of the pool that exists now, the null block included."""
-        if self.num_gpu_blocks is None or self.kv_bytes_per_token is None or self.block_size is None:
+        if self.num_gpu_blocks is None or self.kv_bytes_per_block is None:
             return None
-        return self.num_gpu_blocks * self.block_size * self.kv_bytes_per_token
+        return self.num_gpu_blocks * self.kv_bytes_per_block
 
     @property
     def request_tokens(self) -> tuple[int | None, str]:
@@ -89,6 +91,8 @@ def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
     for name in (f.name for f in dataclasses.fields(TargetFacts)):
         if read.get(name) is None and facts.get(name) is not None and name not in ("dims", "traffic"):
             read[name] = facts[name]
+    if read.get("kv_bytes_per_block") is None and read.get("kv_bytes_per_token") and read.get("block_size"):
+        read["kv_bytes_per_block"] = read["kv_bytes_per_token"] * read["block_size"]
     traffic = facts.get("traffic")
     if isinstance(traffic, Mapping):
         known = {f.name for f in dataclasses.fields(TrafficFacts)}
@@ -121,7 +125,9 @@ def _from_debug_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
         "device_memory_bytes",
         "weights_bytes",
         "activation_peak_bytes",
+        "kv_bytes_per_block",
         "kv_bytes_per_token",
+        "open_blocks_bytes",
         "block_size",
         "num_gpu_blocks",
         "kv_cache_size_tokens",
@@ -188,20 +194,24 @@ def _from_cache_config_info(facts: Mapping[str, Any]) -> dict[str, Any]:
         "block_size": block_size,
         "num_gpu_blocks": blocks,
         "kv_cache_size_tokens": tokens,
-        "kv_bytes_per_token": _bytes_per_token(dims, flags.get("--kv-cache-dtype")),
+        **_kv_bytes(dims, flags.get("--kv-cache-dtype"), block_size),
         "max_num_seqs": _whole(flags.get("--max-num-seqs")),
         "max_num_batched_tokens": _whole(flags.get("--max-num-batched-tokens")),
         "max_model_len": _whole(flags.get("--max-model-len")),
     }
 
 
-def _bytes_per_token(dims: ModelDims | None, kv_dtype: Any) -> int | None:
-    if dims is None or kv_dtype is None:
-        return None
+def _kv_bytes(dims: ModelDims | None, kv_dtype: Any, block_size: int | None) -> dict[str, int]:
+    """Bytes per block and token; nothing for a format this build does not know: unknown, not guessed."""
+    if dims is None or kv_dtype is None or block_size is None:
+        return {}
     try:
-        return kv_bytes_per_token(dims, str(kv_dtype))
-    except (ValueError, KeyError):
-        return None  # a storage format this build does not know: then bytes are unknown, not guessed
+        return {
+            "kv_bytes_per_block": kv_bytes_per_block(dims, str(kv_dtype), block_size),
+            "kv_bytes_per_token": kv_bytes_per_token(dims, str(kv_dtype), block_size),
+        }
+    except ValueError:
+        return {}
 
 
 def bytes_of(value: Any) -> int | None:

@@ -246,6 +246,7 @@ PLAN_ROWS = (
     ("weights_bytes", "Weights", True),
     ("activation_peak_bytes", "Peak of activations", True),
     ("kv_cache_bytes", "KV cache", True),
+    ("open_blocks_bytes", "Blocks not full yet, in full precision", True),
     ("kv_bytes_per_token", "KV per token", True),
     ("block_size", "Tokens per block", False),
     ("num_gpu_blocks", "Blocks (the null block included)", False),
@@ -272,7 +273,7 @@ def show_memory_plan() -> None:
     rows = [
         {"part": label, "value": words.size(plan[key]) if is_bytes else words.count(plan[key])}
         for key, label, is_bytes in PLAN_ROWS
-        if plan.get(key) is not None
+        if plan.get(key)
     ]
     st.caption(f"The pool is {source}.")
     show_table(rows)

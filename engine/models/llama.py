@@ -20,9 +20,8 @@ from engine.config import ModelDims
 from engine.models.checkpoint import Checkpoint, ModelLoadError
 from engine.models.norm import RMSNorm
 from engine.models.rope import RotaryTable, inverse_frequencies
-from kernels.attention import AttentionMetadata, paged_attention, reshape_and_cache
-
-KVCache = tuple[Tensor, Tensor]  # K and V of one layer, each [num_blocks, num_kv_heads, block_size, head_dim]
+from kernels.attention import AttentionMetadata, AttentionOptions, paged_attention, reshape_and_cache
+from kernels.kv_cache import LayerKVCache
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class LlamaModel:
         _refuse_unsupported(hf_config)
         self.dims = dims
         self.dtype, self.device = checkpoint.dtype, checkpoint.device
-        self.scale = dims.head_dim**-0.5
+        self.attention_options = AttentionOptions(scale=dims.head_dim**-0.5)
         eps = float(hf_config.get("rms_norm_eps", 1e-6))
         hidden, vocab = dims.hidden_size, dims.vocab_size
         self.embedding = checkpoint.take("model.embed_tokens.weight", vocab, hidden)
@@ -66,7 +65,7 @@ class LlamaModel:
         return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], metadata: AttentionMetadata
+        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[LayerKVCache], metadata: AttentionMetadata
     ) -> Tensor:
         """Final hidden states [T, hidden] of input_ids int64 [T] at positions int64 [T]; writes their K and V."""
         cos, signed_sin = self.rope.at(positions)
@@ -88,15 +87,14 @@ class LlamaModel:
         normed: Tensor,
         cos: Tensor,
         signed_sin: Tensor,
-        kv_cache: KVCache,
+        kv_cache: LayerKVCache,
         metadata: AttentionMetadata,
     ) -> Tensor:
         num_q, num_kv, head_dim = self.dims.num_q_heads, self.dims.num_kv_heads, self.dims.head_dim
         heads = torch.mm(normed, layer.qkv).view(-1, num_q + 2 * num_kv, head_dim)
         rotated = self.rope.rotate(heads[:, : num_q + num_kv], cos, signed_sin)
-        k_cache, v_cache = kv_cache
-        reshape_and_cache(rotated[:, num_q:], heads[:, num_q + num_kv :], k_cache, v_cache, metadata.slot_mapping)
-        attended = paged_attention(rotated[:, :num_q], k_cache, v_cache, metadata, scale=self.scale)
+        reshape_and_cache(rotated[:, num_q:], heads[:, num_q + num_kv :], kv_cache, metadata)
+        attended = paged_attention(rotated[:, :num_q], kv_cache, metadata, self.attention_options)
         return attended.view(-1, num_q * head_dim)
 
 

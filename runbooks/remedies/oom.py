@@ -56,9 +56,9 @@ def _activation_peak(facts: TargetFacts) -> int | None:
 
 def _tokens_in(facts: TargetFacts, pool_bytes: int | None) -> int | None:
     """Usable tokens of a pool of that size (one block is the null block)."""
-    if pool_bytes is None or facts.kv_bytes_per_token is None or facts.block_size is None:
+    if pool_bytes is None or facts.kv_bytes_per_block is None or facts.block_size is None:
         return None
-    blocks = pool_bytes // (facts.kv_bytes_per_token * facts.block_size)
+    blocks = pool_bytes // facts.kv_bytes_per_block
     return max(0, blocks - 1) * facts.block_size
 
 
@@ -71,19 +71,20 @@ def _pool_by_profile(draft: Draft, activation: int | None) -> None:
     if pool is None or fits is None:
         _pool_by_failed_allocation(draft, flag, pool)
         return
-    device, weights = facts.device_memory_bytes or 0, facts.weights_bytes or 0
-    budget = fits + weights + (activation or 0)
     if pool <= fits:
         draft.refuse(flag, None, f"not the cause: the pool of {size(pool)} is within the {size(fits)} that fit")
         return
-    total = weights + (activation or 0) + pool
+    weights, peak, open_blocks = facts.weights_bytes or 0, activation or 0, facts.open_blocks_bytes or 0
+    beside = weights + peak + open_blocks
     measured = "activation peak" if facts.activation_peak_bytes else "failed allocation (a lower bound)"
+    terms = f"weights {size(weights)} + {measured} {size(peak)}"
+    terms += f" + open blocks {size(open_blocks)}" if open_blocks else ""
     draft.propose(
         flag,
         None,
-        why=f"weights {size(weights)} + {measured} {size(activation or 0)} + pool {size(pool)} = {size(total)}, and "
-        f"the device has {size(device)}. Budget {size(budget)} - weights - peak leaves {size(fits)} for the pool "
-        f"({_tokens_in(facts, fits)} tokens); without the flag the engine sizes it so.",
+        why=f"{terms} + pool {size(pool)} = {size(beside + pool)}, and the device has "
+        f"{size(facts.device_memory_bytes or 0)}. Budget {size(beside + fits)} - {size(beside)} leaves {size(fits)} "
+        f"for the pool ({_tokens_in(facts, fits)} tokens); without the flag the engine sizes it so.",
         expected=f"pool {size(pool)} -> about {size(max(0, fits))}, as the profile measures at start",
         cost=f"the pool holds {_tokens_in(facts, fits)} tokens instead of {facts.kv_cache_size_tokens}: fewer long "
         "requests at once",
@@ -99,8 +100,8 @@ def _pool_by_failed_allocation(draft: Draft, flag: str, pool: int | None) -> Non
         draft.lacks("the size of the failed allocation (last log lines)")
         return
     to = pool - facts.oom_allocation_bytes
-    if facts.kv_bytes_per_token and facts.block_size:
-        to -= to % (facts.kv_bytes_per_token * facts.block_size)
+    if facts.kv_bytes_per_block:
+        to -= to % facts.kv_bytes_per_block
     if to <= 0:
         draft.refuse(flag, to, "the failed allocation is larger than the whole pool; the pool is not the lever")
         return

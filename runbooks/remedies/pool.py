@@ -105,7 +105,7 @@ def _larger_explicit_pool(draft: Draft) -> int | None:
     if now is None or pool is None or per_token is None or limit is None:
         draft.lacks("device memory, weights, activation peak and KV bytes per token")
         return pool
-    block = (facts.block_size or 1) * per_token
+    block = facts.kv_bytes_per_block or per_token
     to = limit if wanted is None else min(limit, wanted * per_token + block)
     to -= to % block
     if to <= now:
@@ -127,14 +127,14 @@ def _larger_explicit_pool(draft: Draft) -> int | None:
 
 def _without_override(draft: Draft) -> int | None:
     facts = draft.facts
-    pool, per_token, limit = facts.kv_cache_size_tokens, facts.kv_bytes_per_token, pool_that_fits(facts)
+    pool, per_block, limit = facts.kv_cache_size_tokens, facts.kv_bytes_per_block, pool_that_fits(facts)
     draft.refuse(
         UTILIZATION, None, f"will not help: {BLOCKS_OVERRIDE} is set, which replaces the sizing by utilization"
     )
-    if pool is None or per_token is None or limit is None or facts.block_size is None:
+    if pool is None or per_block is None or limit is None or facts.block_size is None:
         draft.lacks(f"device memory, weights and activation peak: the pool without {BLOCKS_OVERRIDE} is unknown")
         return pool
-    after = (limit // (per_token * facts.block_size) - 1) * facts.block_size
+    after = (limit // per_block - 1) * facts.block_size
     if after <= pool:
         draft.refuse(
             BLOCKS_OVERRIDE, None, f"will not help: the profile would give {after} tokens, the pool has {pool}"
@@ -152,7 +152,7 @@ def _without_override(draft: Draft) -> int | None:
 
 
 def pool_that_fits(facts: TargetFacts, *, activation_bytes: int | None = None) -> int | None:
-    """Device x utilization - weights - activation peak, in bytes; None when one of them is unknown.
+    """Device x utilization - weights - activation peak - open blocks, in bytes; None when one is unknown.
 
     The utilization is the one in force, or the engine's default where the pool is sized explicitly and it is unset.
     """
@@ -162,7 +162,8 @@ def pool_that_fits(facts: TargetFacts, *, activation_bytes: int | None = None) -
         utilization = default_of(facts.engine, facts.version, UTILIZATION)
     if facts.device_memory_bytes is None or facts.weights_bytes is None or activation is None or utilization is None:
         return None
-    return int(facts.device_memory_bytes * utilization) - facts.weights_bytes - activation
+    budget = int(facts.device_memory_bytes * utilization)
+    return budget - facts.weights_bytes - activation - (facts.open_blocks_bytes or 0)
 
 
 def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: bool) -> None:

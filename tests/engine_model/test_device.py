@@ -120,7 +120,7 @@ def test_the_plan_adds_up_and_the_pool_is_resident(wide_model: Path, lab: Any) -
     before = device_module._status_bytes("RssAnon")
     engine: LLMEngine = lab.make_engine(wide_model, device_memory=256 * MIB, max_num_batched_tokens=512)
     plan = engine.plan
-    pool = sum(tensor.numel() * tensor.element_size() for pair in engine.runner.kv_caches for tensor in pair)
+    pool = sum(cache.nbytes for cache in engine.runner.kv_caches)
     assert plan.source == "profile"
     assert pool == plan.kv_cache_bytes > 128 * MIB
     assert plan.weights_bytes == engine.runner.model.weights_bytes > 0

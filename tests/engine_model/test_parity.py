@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from engine.engine import LLMEngine
 from engine.models import llama
 from engine.models.rope import RotaryTable
 from engine.request import SamplingParams
+from kernels.attention import AttentionMetadata, AttentionOptions
+from kernels.kv_cache import LayerKVCache
 
 TOLERANCE = 1e-3
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -101,7 +104,7 @@ def test_greedy_generation_is_that_of_transformers_for_a_ragged_batch(
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_stays_close(model_dir: Path, reference: LlamaForCausalLM, dtype: str, lab: Any) -> None:
     engine = lab.make_engine(model_dir, dtype=dtype)
-    assert engine.runner.kv_caches[0][0].dtype is getattr(torch, dtype)
+    assert engine.runner.kv_caches[0].key.codes.dtype is getattr(torch, dtype)
     traced = lab.trace_logits(engine)
     prompt = lab.prompts(50)[0]
     lab.generate(engine, [prompt], SamplingParams(max_tokens=1, temperature=0))
@@ -113,7 +116,7 @@ def test_half_precision_stays_close(model_dir: Path, reference: LlamaForCausalLM
 
 def test_a_half_precision_cache_below_a_float32_model(model_dir: Path, reference: LlamaForCausalLM, lab: Any) -> None:
     engine = lab.make_engine(model_dir, kv_cache_dtype="float16")
-    assert engine.runner.kv_caches[0][0].dtype is torch.float16
+    assert engine.runner.kv_caches[0].key.codes.dtype is torch.float16
     assert engine.plan.kv_bytes_per_token == lab.make_engine(model_dir).plan.kv_bytes_per_token // 2
     traced = lab.trace_logits(engine)
     prompt = lab.prompts(50)[0]
@@ -143,7 +146,7 @@ def positions_from_zero(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def wrong_scale(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine.runner.model.scale = 1.0
+    engine.runner.model.attention_options = AttentionOptions(scale=1.0)
 
 
 def interleaved_kv_heads(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +162,8 @@ def interleaved_kv_heads(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> 
 def one_slot_off(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     right = llama.reshape_and_cache
 
-    def wrong(key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-        right(key, value, k_cache, v_cache, slots + 1)
+    def wrong(key: Tensor, value: Tensor, cache: LayerKVCache, metadata: AttentionMetadata) -> None:
+        right(key, value, cache, replace(metadata, slot_mapping=metadata.slot_mapping + 1))
 
     monkeypatch.setattr(llama, "reshape_and_cache", wrong)
 
