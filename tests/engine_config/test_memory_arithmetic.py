@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import MIB, ConfigError, EngineConfig, ModelDims
-from engine.memory import kv_bytes_per_block, kv_bytes_per_token, num_blocks_for, plan_kv_cache
+from engine.memory import kv_bytes_per_block, kv_bytes_per_token, num_blocks_for, open_blocks_bytes, plan_kv_cache
+from kernels.formats import KV_CACHE_DTYPES
 
 LLAMA3_70B = ModelDims("LlamaForCausalLM", 80, 64, 8, 128, 8192, 28672, 128256, 131072, "bfloat16")
 LLAMA3_8B = ModelDims("LlamaForCausalLM", 32, 32, 8, 128, 4096, 14336, 128256, 131072, "bfloat16")
@@ -36,6 +37,53 @@ def test_blocks() -> None:
     assert kv_bytes_per_block(TESTBED, "auto", 16) == 32_768
     assert kv_bytes_per_token(TESTBED, "float16") == 1024
     assert num_blocks_for(10 * 32_768 + 1, TESTBED, "auto", 16) == 10
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "key_and_value"),
+    [
+        ("auto", 2 * 128 + 2 * 128),
+        ("fp8_e4m3", 128 + 128),  # one scale a layer, not in the pool
+        ("int8_per_token_head", (128 + 4) + (128 + 4)),
+        ("int4_symmetric", (64 + 4) + (64 + 4)),
+        ("int4_per_token_head", (64 + 4) + (64 + 4)),  # scale and minimum in half precision
+        ("int8k_int4v", (128 + 4) + (64 + 4)),
+        ("int4_kivi", (64 + 2 * 2 * 128 // 16) + (64 + 4)),  # a key channel's parameters serve 16 tokens
+    ],
+)
+def test_llama3_8b_bytes_per_token_with_scales(kv_dtype: str, key_and_value: int) -> None:
+    assert kv_bytes_per_token(LLAMA3_8B, kv_dtype) == 32 * 8 * key_and_value
+    assert kv_bytes_per_block(LLAMA3_8B, kv_dtype, 16) == 32 * 8 * key_and_value * 16
+
+
+def test_kivi_bytes_fall_with_the_block_size_and_are_rounded_up() -> None:
+    assert kv_bytes_per_token(LLAMA3_8B, "int4_kivi", 32) == 32 * 8 * (64 + 16 + 64 + 4)
+    assert kv_bytes_per_block(LLAMA3_8B, "int4_kivi", 24) == 32 * 8 * (24 * 64 + 512 + 24 * 68) == 942_080
+    assert kv_bytes_per_token(LLAMA3_8B, "int4_kivi", 24) == 39_254  # 942,080 / 24 = 39,253.3
+
+
+def test_open_blocks_are_one_full_precision_block_a_sequence_and_not_the_pools() -> None:
+    config = EngineConfig(kv_cache_dtype="int4_kivi", max_num_seqs=64, device_memory=256 * MIB)
+    assert open_blocks_bytes(config, TESTBED) == 64 * 4 * 2 * 16 * 32 * 2 * 4 == 2 * MIB
+    assert open_blocks_bytes(dataclasses.replace(config, dtype="float16"), TESTBED) == MIB
+    assert open_blocks_bytes(dataclasses.replace(config, kv_cache_dtype="int4_symmetric"), TESTBED) == 0
+    plan = plan_kv_cache(config, TESTBED, weights_bytes=MIB, activation_peak_bytes=MIB)
+    assert (plan.kv_cache_dtype, plan.open_blocks_bytes) == ("int4_kivi", 2 * MIB)
+    assert plan.num_gpu_blocks == (int(256 * MIB * 0.92) - 4 * MIB) // kv_bytes_per_block(TESTBED, "int4_kivi", 16)
+
+
+@pytest.mark.parametrize("kv_dtype", [dtype for dtype in KV_CACHE_DTYPES if "int4" in dtype])
+def test_a_head_dim_that_cannot_be_packed_is_refused(kv_dtype: str) -> None:
+    odd = dataclasses.replace(TESTBED, head_dim=33)
+    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {kv_dtype}.*head_dim divisible by 2: 33"):
+        plan_kv_cache(EngineConfig(kv_cache_dtype=kv_dtype), odd, weights_bytes=0, activation_peak_bytes=0)
+
+
+def test_a_checkpoint_in_a_dtype_we_do_not_compute_in_is_refused() -> None:
+    double = dataclasses.replace(TESTBED, dtype="float64")
+    with pytest.raises(ConfigError, match="float64; choose one of float32, float16, bfloat16 with --dtype"):
+        EngineConfig().resolved_kv_format(double)
+    assert EngineConfig(dtype="bfloat16").resolved_kv_format(double).name == "bfloat16"
 
 
 def test_pool_is_what_utilization_leaves_after_weights_and_activations() -> None:
@@ -81,10 +129,22 @@ def test_a_context_beyond_the_models_is_refused() -> None:
         plan_kv_cache(EngineConfig(max_model_len=4096), TESTBED, weights_bytes=0, activation_peak_bytes=0)
 
 
-@given(st.integers(64, 1024), st.floats(0.3, 0.99), st.sampled_from([8, 16, 32]), st.integers(0, 15))
-def test_a_profiled_plan_never_exceeds_its_share(mib: int, utilization: float, block_size: int, peak_mib: int) -> None:
-    config = EngineConfig(device_memory=mib * MIB, gpu_memory_utilization=utilization, block_size=block_size)
+@given(
+    st.integers(64, 1024),
+    st.floats(0.3, 0.99),
+    st.sampled_from([8, 16, 24, 32]),
+    st.integers(0, 15),
+    st.sampled_from(KV_CACHE_DTYPES),
+)
+def test_a_profiled_plan_never_exceeds_its_share(
+    mib: int, utilization: float, block_size: int, peak_mib: int, kv_dtype: str
+) -> None:
+    config = EngineConfig(
+        device_memory=mib * MIB, gpu_memory_utilization=utilization, block_size=block_size, kv_cache_dtype=kv_dtype
+    )
     plan = plan_kv_cache(config, TESTBED, weights_bytes=MIB, activation_peak_bytes=peak_mib * MIB // 4)
-    total = plan.kv_cache_bytes + plan.weights_bytes + plan.activation_peak_bytes
+    total = plan.kv_cache_bytes + plan.open_blocks_bytes + plan.weights_bytes + plan.activation_peak_bytes
     assert total <= mib * MIB * utilization
-    assert total + kv_bytes_per_block(TESTBED, "auto", block_size) > mib * MIB * utilization - 1
+    assert total + kv_bytes_per_block(TESTBED, kv_dtype, block_size) > mib * MIB * utilization - 1
+    assert plan.kv_cache_bytes == plan.num_gpu_blocks * plan.kv_bytes_per_block
+    assert plan.kv_bytes_per_token * block_size - plan.kv_bytes_per_block in range(block_size)

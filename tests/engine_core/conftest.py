@@ -73,6 +73,7 @@ class FakeEngine:
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.kv: list[int | None] = [None] * (num_gpu_blocks * self.config.block_size)
         self.computed: dict[str, int] = {}  # tokens computed for each request
+        self.next_position: dict[str, int] = {}  # of each request that holds blocks, once it was in a step
         self.log: list[object] = []
 
     def add(
@@ -102,6 +103,8 @@ class FakeEngine:
     def schedule(self) -> SchedulerOutput:
         output = self.scheduler.schedule()
         self._check_output(output)
+        for request in output.preempted:
+            self.next_position.pop(request.request_id, None)
         return output
 
     def execute(self, output: SchedulerOutput) -> list[int | None]:
@@ -109,9 +112,14 @@ class FakeEngine:
         block_size = self.config.block_size
         for entry in output.scheduled:
             request = entry.request
-            end = entry.num_computed_tokens + entry.num_scheduled_tokens
+            start = entry.num_computed_tokens
+            end = start + entry.num_scheduled_tokens
+            # Formats that keep a request's open block apart rely on it.
+            came_from = self.next_position.get(request.request_id, start - start % block_size)
+            assert start == came_from, "computing starts in the middle of a block"
+            self.next_position[request.request_id] = end
             states = prefix_states(request.all_token_ids[:end], request.cache_salt)
-            for position in range(entry.num_computed_tokens, end):
+            for position in range(start, end):
                 block = self.pool.blocks[request.block_ids[position // block_size]]
                 assert block.ref_cnt == 1, "a shared block is written"
                 assert block.block_hash is None, "a block others may hit is written"

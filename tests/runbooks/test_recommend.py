@@ -9,9 +9,11 @@ import pytest
 
 from engine.config import MIB, EngineConfig, ModelDims, apply_changes
 from engine.memory import kv_bytes_per_token, plan_kv_cache
+from kernels.formats import KV_CACHE_DTYPES
 from runbooks.changes import Recommendation, refusal_reason
 from runbooks.load import RunbookError
 from runbooks.recommend import FlagChange, TargetFacts, TrafficFacts, from_facts, recommend
+from runbooks.remedies.pool import pool_that_fits
 
 DIMS = ModelDims("LlamaForCausalLM", 4, 4, 2, 32, 128, 256, 936, 2048, "float32")
 PER_TOKEN = 2048  # 2 x 4 layers x 2 KV heads x 32 x 4 B
@@ -45,6 +47,18 @@ def refused(advice: Recommendation, flag: str) -> str:
 
 def test_bytes_per_token_of_the_example() -> None:
     assert kv_bytes_per_token(DIMS, "auto") == PER_TOKEN
+
+
+@pytest.mark.parametrize("kv_dtype", KV_CACHE_DTYPES)
+def test_pool_bytes_are_exact_in_every_format(kv_dtype: str) -> None:
+    args = ["--kv-cache-dtype", kv_dtype, "--block-size", "24", "--device-memory", "128MiB"]
+    plan = debug_engine(args)["memory_plan"]
+    facts = facts_of(args)
+    assert facts.kv_cache_bytes == plan["kv_cache_bytes"]
+    fits = pool_that_fits(facts)
+    assert fits is not None
+    assert fits // plan["kv_bytes_per_block"] == plan["num_gpu_blocks"]
+    assert 0 <= fits - plan["kv_cache_bytes"] < plan["kv_bytes_per_block"]
 
 
 SMALL_POOL = ["--device-memory", "128MiB", "--gpu-memory-utilization", "0.3", "--max-num-seqs", "32"]
