@@ -9,8 +9,8 @@ from torch import Tensor
 BLOCK = 4096
 
 
-@triton.jit
-def _copy_kernel(source, target, num_elements, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def copy_kernel(source: tl.tensor, target: tl.tensor, num_elements: tl.tensor, BLOCK: tl.constexpr) -> None:
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < num_elements
     tl.store(target + offsets, tl.load(source + offsets, mask=inside), mask=inside)
@@ -19,4 +19,4 @@ def _copy_kernel(source, target, num_elements, BLOCK: tl.constexpr):  # type: ig
 def triton_copy(source: Tensor, target: Tensor) -> None:
     """Copy a contiguous tensor onto another of the same size."""
     grid = (triton.cdiv(source.numel(), BLOCK),)
-    _copy_kernel[grid](source, target, source.numel(), BLOCK=BLOCK, num_warps=8)
+    copy_kernel[grid](source, target, source.numel(), BLOCK=BLOCK, num_warps=8)

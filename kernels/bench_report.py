@@ -74,7 +74,7 @@ def _packages() -> dict[str, str | None]:
 
 def markdown(report: Row) -> str:
     """The whole report as Markdown."""
-    parts = [_head(report), _goals(report)]
+    parts = [_head(report), _goals_table(report)]
     timed = [row for row in report["results"] if row["status"] == "ok"]
     for kind, title in TITLES.items():
         rows = [row for row in timed if row["kind"] == kind]
@@ -160,10 +160,14 @@ def _cell(row: Row) -> str:
     return text
 
 
-def _goals(report: Row) -> str:
-    """The figures the project set itself, worst case of each."""
+def goals(report: Row) -> list[tuple[str, str, str]]:
+    """The figures the project set itself: what, the wanted value, the worst case measured."""
     rows = [row for row in report["results"] if row["status"] == "ok" and row["kind"] == "decode"]
-    found = _cpu_goals(rows) if report["device"]["type"] == "cpu" else _cuda_goals(rows)
+    return _cpu_goals(rows) if report["device"]["type"] == "cpu" else _cuda_goals(rows)
+
+
+def _goals_table(report: Row) -> str:
+    found = goals(report)
     if not found:
         return ""
     lines = [_line(["goal", "wanted", "measured, worst case"]), _line(["---"] * 3), *map(_line, found)]

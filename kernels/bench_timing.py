@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,8 @@ class Stopwatch:
             run()
             elapsed = (time.perf_counter() - started) * 1e6
             return elapsed, elapsed
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event
+        start, end = event(enable_timing=True), event(enable_timing=True)
         self._flush.zero_()
         start.record()
         started = time.perf_counter()
@@ -55,7 +57,7 @@ class Stopwatch:
         host = (time.perf_counter() - started) * 1e6
         end.record()
         torch.cuda.synchronize(self.device)
-        return start.elapsed_time(end) * 1e3, host
+        return float(start.elapsed_time(end)) * 1e3, host
 
     def compare(self, sides: Mapping[str, Callable[[], object]], *, seconds: float) -> dict[str, Timing]:
         """Run the sides in turns, about `seconds` for each, MIN_RUNS to MAX_RUNS rounds after a first that warms up."""

@@ -1,14 +1,16 @@
 """The `kvoncall` command: a thin map from words to rooms.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done and true, 1 the answer is no
-(a replay did not verify), 2 the command could not be carried out (one sentence says why), 130 interrupted.
-`serve` has the engine's own codes (3 port in use, 12 out of memory). Rooms are imported when they are
-used, so that `kvoncall` itself answers at once.
+(a replay did not verify, a benchmarked kernel was wrong, a compiled one spills), 2 the command could
+not be carried out (one sentence says why), 130 interrupted. `serve` has the engine's own codes
+(3 port in use, 12 out of memory). Rooms are imported when they are used, so that `kvoncall` itself
+answers at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -26,10 +28,12 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall watch                collector and alert evaluator without the app
   kvoncall replay ID            an incident: reproduce, alert, remedy, verify   (--list, --json, --no-remedy)
   kvoncall runbooks list|show   what to do about an alert
-  kvoncall bench WHAT           decode, scheduler, memory or all
+  kvoncall bench WHAT           attention, decode, scheduler, memory or all; aot: registers and spills of the kernels
 
 `kvoncall COMMAND --help` tells more. Data lives in --data-dir, or KVONCALL_DATA, or the user's data folder.
 """
+
+KERNEL_BENCHES = {"attention": "kernels.bench", "aot": "kernels.aot"}  # these read their own flags, as `serve` does
 
 
 class UsageError(Exception):
@@ -52,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return serve(args[1:])
     try:
+        if args[0] == "bench" and args[1:2] and args[1] in KERNEL_BENCHES:
+            return _kernel_bench(KERNEL_BENCHES[args[1]], args[2:])
         options = _parser().parse_args(args)
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
@@ -119,8 +125,13 @@ def _parser() -> argparse.ArgumentParser:
     runbooks.add_argument("id", nargs="?")
     runbooks.add_argument("--json", action="store_true")
 
-    bench = command("bench", _bench, "Measure speed and memory on this machine, as ratios taken in one run.")
-    bench.add_argument("what", choices=("all", "decode", "scheduler", "memory"))
+    bench = command(
+        "bench",
+        _bench,
+        "Measure speed and memory on this machine, as ratios taken in one run. `bench attention` and `bench aot` have "
+        "flags of their own: see `kvoncall bench attention --help`. Exits 1 when a kernel's result was wrong.",
+    )
+    bench.add_argument("what", choices=("all", *KERNEL_BENCHES, "decode", "scheduler", "memory"))
     bench.add_argument("--json", action="store_true")
     bench.add_argument("--model", default="", metavar="DIR", help="model directory (default: the testbed model)")
     bench.add_argument(
@@ -216,6 +227,8 @@ def _runbooks(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from probe.bench import run_bench
 
+    if options.what in KERNEL_BENCHES:
+        raise UsageError(f"flags of `bench {options.what}` come after its name: kvoncall bench {options.what} --help")
     result = run_bench(
         options.what,
         model=options.model,
@@ -229,7 +242,12 @@ def _bench(options: argparse.Namespace) -> int:
             print(name)
             for key, value in figures.items():
                 print(f"  {key:44} {value}")
-    return 0
+    return 0 if result.get("attention", {}).get("wrong", 0) == 0 else 1
+
+
+def _kernel_bench(module: str, args: Sequence[str]) -> int:
+    run: Callable[[Sequence[str]], int] = importlib.import_module(module).main
+    return run(args)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,20 @@ Report = Callable[[str], None]
 
 
 def run_bench(what: str, *, model: str, against: str | None, report: Report) -> dict[str, dict[str, Any]]:
-    """Runs the benchmark `what` ("decode", "scheduler", "memory" or "all"); returns figures by benchmark."""
+    """Runs the benchmark `what` ("decode", "scheduler", "memory" or "all"); returns figures by benchmark.
+
+    "all" includes attention, whose tables and flags `kvoncall bench attention` has.
+    """
     results: dict[str, dict[str, Any]] = {}
     if what in ("scheduler", "all"):
         from engine.bench_scheduler import bench_step
 
         report("scheduler, block and prefix work of a step at 256 running sequences")
         results["scheduler"] = bench_step(num_seqs=256)
+    if what == "all":
+        from probe.bench.attention import bench_attention
+
+        results["attention"] = bench_attention(report=report)
     if what in ("decode", "all"):
         from probe.bench.decode import bench_decode, bench_http
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from probe.bench.attention import bench_attention
 from probe.cli import main
 
 
@@ -46,6 +48,9 @@ def test_runbooks_are_listed_and_shown() -> None:
         (("runbooks", "show", "no-such-page"), "no-such-page"),
         (("serve", "--swap-space", "4"), "--swap-space"),
         (("serve", "--model", "/nonexistent/model"), "/nonexistent/model"),
+        (("bench", "nothing"), "nothing"),
+        (("bench", "--json", "attention"), "kvoncall bench attention --help"),
+        (("bench", "attention", "--frobnicate"), "--frobnicate"),
         (("watch", "--target", "http://127.0.0.1:9/"), "127.0.0.1:9"),
         (("replay", "oom", "--data-dir", "/proc/nowhere"), "/proc/nowhere"),
     ],
@@ -58,3 +63,27 @@ def test_bad_words_are_one_sentence(args: tuple[str, ...], says: str, tmp_path_f
     assert says in result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_bench_attention_prints_json_and_writes_both_reports(tmp_path: Path) -> None:
+    result = run("bench", "attention", "--quick", "--device", "cpu", "--json", "--output", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report == json.loads((tmp_path / "attention.json").read_text())
+    assert report["backend"] == "torch"
+    assert {row["status"] for row in report["results"]} == {"ok"}
+    assert (tmp_path / "attention.md").read_text().startswith("# Attention over the paged KV cache")
+
+
+def test_the_kernel_benches_read_their_own_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["bench", "attention", "--help"])
+    assert exit_.value.code == 0
+    assert "--max-seconds" in capsys.readouterr().out
+
+
+def test_all_has_the_attention_kernels_too() -> None:
+    figures = bench_attention(report=lambda _: None, quick=True)
+    assert figures["wrong"] == 0
+    assert figures["cases_measured"] > 0
+    assert any("torch.clone" in name for name in figures)
