@@ -1,17 +1,13 @@
 """What the torch backend derives from one step's attention metadata, built once and shared by all layers.
 
-Decodes become one ragged score matrix in CSR form: row (sequence, query head), one entry per visible token, the
-column being that token's row in the cache viewed as [num_blocks * num_kv_heads * block_size, head_dim]. The same
-indices drive scores and values, so nothing is gathered or padded to a dense batch.
-Rows of similar length form buckets padded to one length, so that one softmax call serves a bucket. A padding entry
-points at its sequence's first token, and its score is set to -inf. Memory: 8 bytes (index and score) per query
-head and visible token, 12 when the cache has 2**31 rows or more.
+Decodes: each sequence's visible blocks (sinks and window, or all) are cut into tiles of equally many blocks, so that a
+ragged batch becomes one dense batch of tiles with little padding, and blocks no query sees are not read. Tiles are read
+in pieces that fit a workspace. Prefill chunks: the visible blocks of each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,61 +16,92 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.attention import AttentionMetadata
+from kernels.checks import check_indices
 
-# A bucket may waste this many score entries on padding: about what one more softmax call costs on a CPU.
-BUCKET_WASTE = 512
+# A tile costs about as much as this many more tokens, so short tiles waste time and long ones waste padding.
+TILE_OVERHEAD = 16
+MERGE_OVERHEAD = 512  # and merging a sequence's tiles about as much as so many, once
+TILE_SIZES = (32, 64, 128, 256, 512)
 
-Ints = NDArray[np.signedinteger[Any]]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class CacheShape:
-    """The part of the caches' and the query's shape that indices depend on; group = query heads per KV head."""
+class PlanKey:
+    """All that a plan depends on beside the metadata. workspace: elements of one piece of keys or values."""
 
     num_blocks: int
     num_kv_heads: int
     block_size: int
     head_dim: int
-    group: int
+    num_tokens: int
+    workspace: int
+    sliding_window: int | None = None
+    sink_tokens: int = 0
+    open_rows: int = 0  # rows of open blocks, 0 where the format keeps none
 
-    @property
-    def num_q_heads(self) -> int:
-        return self.num_kv_heads * self.group
 
-    @property
-    def num_rows(self) -> int:
-        return self.num_blocks * self.num_kv_heads * self.block_size
+@dataclass(frozen=True)
+class OpenBlocks:
+    """Where open blocks belong among gathered ones: gathered[target[i]] is row source[i] of the open blocks.
+
+    source: into open blocks viewed as [num_open_rows * num_kv_heads, ...].
+    """
+
+    target: Tensor
+    source: Tensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tiles [first, last) of the decodes. hidden: token rows of the piece, as gathered, that no query sees, if any."""
+
+    first: int
+    last: int
+    hidden: Tensor | None
+    open_blocks: OpenBlocks | None
 
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """Indices of all decodes of a step.
+    """Tiles of all decodes of a step.
 
-    tokens: int64 [n], the query rows in plan order. crow [n * num_q_heads + 1] and cols [nnz]: the CSR indices.
-    scores: the CSR matrix [n * num_q_heads, num_rows]; its values are scratch that every layer overwrites.
-    buckets: views of those values, [sequences * num_q_heads, bucket length]. padding: positions in the values.
+    seqs: int64 [n], the sequences that have keys (decode i is query row i); None if all have.
+    tile_seq: int64 [tiles], rising, into seqs; None if every sequence is one tile.
+    block_rows: int64 [tiles, num_kv_heads, tile_blocks] of a cache viewed as [num_blocks * num_kv_heads, ...].
+    hidden: bool [tiles, tile_tokens], or None if nothing is. positions: int64 [tiles, tile_tokens]; a visible one
+        where hidden.
+    scratch: buffers that every layer overwrites, by use and dtype. matrices: what `kernels.torch_csr` derives.
     """
 
-    tokens: Tensor
-    crow: Tensor
-    cols: Tensor
-    scores: Tensor
-    buckets: list[Tensor]
-    padding: Tensor
+    num_seqs: int
+    seqs: Tensor | None
+    tile_seq: Tensor | None
+    block_rows: Tensor
+    hidden: Tensor | None
+    positions: Tensor
+    open_blocks: OpenBlocks | None
+    pieces: list[Piece]
+    scratch: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
+    matrices: dict[int, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Chunk:
     """One prefill chunk: query rows [start, end), the last of them at position seq_len - 1.
 
-    rows: int64 [num_kv_heads * blocks], KV head by KV head, the context's rows of the cache viewed as
-    [num_blocks * num_kv_heads, block_size * head_dim].
+    block_rows: int64 [num_kv_heads, blocks], of a cache viewed as [num_blocks * num_kv_heads, ...]; they hold keys
+    [0, num_sinks) and [window_start, seq_len) of the sequence, then slots without a token.
     """
 
+    seq: int
     start: int
     end: int
     seq_len: int
-    rows: Tensor
+    num_sinks: int
+    window_start: int
+    block_rows: Tensor
+    open_blocks: OpenBlocks | None
 
 
 @dataclass(frozen=True)
@@ -83,112 +110,166 @@ class Plan:
     chunks: list[Chunk]
 
 
-def build_plan(metadata: AttentionMetadata, shape: CacheShape, num_tokens: int, dtype: torch.dtype) -> Plan:
-    """Derive the indices. dtype: of the scores. Raises ValueError when the metadata contradicts itself."""
-    starts = metadata.query_start_loc.tolist()
-    lens = metadata.seq_lens.tolist()
-    _check_values(metadata, starts, lens, num_tokens)
-    table = metadata.block_table.numpy()
-    num_decodes = metadata.num_decodes
-    chunks = []
-    for seq in range(num_decodes, len(lens)):
-        visible = min(starts[seq + 1] - starts[seq], lens[seq])  # earlier queries stand before the first key
-        if visible:
-            rows = _block_rows(table[seq, : -(-lens[seq] // shape.block_size)], shape)
-            chunks.append(Chunk(starts[seq + 1] - visible, starts[seq + 1], lens[seq], rows))
-    return Plan(_plan_decodes(table, lens[:num_decodes], shape, dtype), chunks)
+def check_once(metadata: AttentionMetadata, block_size: int, num_blocks: int, num_tokens: int, open_rows: int) -> None:
+    """ValueError when the metadata contradicts itself or names what is not there; looked at once a step."""
+    key = ("torch checked", block_size, num_blocks, num_tokens, open_rows)
+    if key in metadata.plans:
+        return
+    check_indices(metadata, block_size, num_blocks, num_tokens)
+    rows = metadata.open_rows
+    if open_rows and rows is not None and rows.numel() and int(rows.max()) >= open_rows:
+        raise ValueError(f"open_rows names a row outside the {open_rows} rows of open blocks.")
+    metadata.plans[key] = True
 
 
-def _check_values(metadata: AttentionMetadata, starts: list[int], lens: list[int], num_tokens: int) -> None:
-    query_lens = [end - start for start, end in pairwise(starts)]
-    if starts[0] != 0 or min(query_lens, default=0) < 0 or starts[-1] > num_tokens:
-        raise ValueError(f"query_start_loc must rise from 0 to at most num_tokens = {num_tokens}, got {starts}.")
-    if any(length != 1 for length in query_lens[: metadata.num_decodes]):
-        raise ValueError(f"The first num_decodes = {metadata.num_decodes} sequences must have one query token each.")
-    if max(query_lens, default=0) > metadata.max_query_len:
-        raise ValueError(f"A sequence has {max(query_lens)} query tokens, more than max_query_len.")
-    if min(lens, default=0) < 0 or max(lens, default=0) > metadata.max_seq_len:
-        raise ValueError(f"seq_lens must lie between 0 and max_seq_len = {metadata.max_seq_len}.")
+def plan_for(metadata: AttentionMetadata, key: PlanKey) -> Plan:
+    """The plan of this step, built at the first layer that asks. ValueError when the metadata is wrong."""
+    plan = metadata.plans.get(("torch", key))
+    if not isinstance(plan, Plan):
+        check_once(metadata, key.block_size, key.num_blocks, key.num_tokens, key.open_rows)
+        plan = Plan(_plan_decodes(metadata, key), _plan_chunks(metadata, key))
+        metadata.plans["torch", key] = plan
+    return plan
 
 
-def _block_rows(blocks: Ints, shape: CacheShape) -> Tensor:
-    _check_blocks(blocks, shape)
-    rows = blocks.astype(np.int64) * shape.num_kv_heads + np.arange(shape.num_kv_heads)[:, None]
-    return torch.from_numpy(rows.ravel())
+@dataclass(frozen=True)
+class _Visible:
+    """Arrays [n]: keys [0, sink_end) and [start, lens) are visible, in blocks [0, sink_blocks) and [first, ends)."""
+
+    lens: Ints
+    start: Ints
+    sink_end: Ints
+    sink_blocks: Ints
+    first: Ints
+    ends: Ints
+
+    @property
+    def counts(self) -> Ints:
+        return self.sink_blocks + self.ends - self.first
 
 
-def _check_blocks(blocks: Ints, shape: CacheShape) -> None:
-    if blocks.min() < 0 or blocks.max() >= shape.num_blocks:
-        raise ValueError(f"block_table names a block outside the pool of {shape.num_blocks} blocks.")
+def _visible(lens: Ints, first_query: Ints, key: PlanKey) -> _Visible:
+    """What queries from position first_query on see of sequences of these lengths."""
+    start = np.zeros_like(lens)
+    if key.sliding_window is not None:
+        start = np.maximum(first_query - key.sliding_window + 1, 0)
+    first = start // key.block_size
+    sink_end = np.minimum(key.sink_tokens, start)
+    sink_blocks = np.minimum(-(-sink_end // key.block_size), first)
+    return _Visible(lens, start, sink_end, sink_blocks, first, -(-lens // key.block_size))
 
 
-def _plan_decodes(table: Ints, lens: list[int], shape: CacheShape, dtype: torch.dtype) -> DecodePlan | None:
-    buckets = _buckets(lens, shape.num_q_heads)
-    if not buckets:
+def _plan_decodes(metadata: AttentionMetadata, key: PlanKey) -> DecodePlan | None:
+    lens = metadata.seq_lens[: metadata.num_decodes].numpy().astype(np.int64)
+    seqs = np.flatnonzero(lens)
+    if not seqs.size:
         return None
-    seqs = np.array([seq for bucket in buckets for seq in bucket])
-    padded_blocks = np.array([-(-lens[bucket[0]] // shape.block_size) for bucket in buckets for _ in bucket])
-    crow, cols = _csr_indices(table, seqs, padded_blocks, shape)
-    padding = _pad(cols.numpy(), crow, np.array(lens)[seqs].repeat(shape.num_q_heads))
-    values = torch.zeros(cols.numel(), dtype=dtype)
-    crow_tensor = torch.from_numpy(crow).to(cols.dtype)
-    size = (crow.size - 1, shape.num_rows)
-    bucket_rows = [len(bucket) * shape.num_q_heads for bucket in buckets]
-    bucket_ends = crow[np.cumsum(bucket_rows)].tolist()
+    visible = _visible(lens[seqs], lens[seqs] - 1, key)
+    tile_blocks = _tile_blocks(visible.counts, key)
+    tiles = -(-visible.counts // tile_blocks)
+    of_tile = np.repeat(np.arange(seqs.size), tiles)
+    nth = np.arange(of_tile.size) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    listed = nth[:, None] * tile_blocks + np.arange(tile_blocks)  # [tiles, tile_blocks], place in the list of blocks
+    sinks = visible.sink_blocks[of_tile, None]
+    blocks = np.where(listed < sinks, listed, listed - sinks + visible.first[of_tile, None])
+    exists = listed < visible.counts[of_tile, None]
+    table = metadata.block_table.numpy()
+    ids = np.where(exists, table[seqs[of_tile, None], np.where(exists, blocks, 0)], 0).astype(np.int64)
+    block_rows = ids[:, None, :] * key.num_kv_heads + np.arange(key.num_kv_heads)[:, None]
+    positions = (blocks[:, :, None] * key.block_size + np.arange(key.block_size)).reshape(of_tile.size, -1)
+    seen = positions < visible.lens[of_tile, None]
+    if key.sliding_window is not None:
+        start, sink_end = (a[of_tile, None] for a in (visible.start, visible.sink_end))
+        seen &= (positions >= start) | (positions < sink_end)
+    open_blocks = None
+    if key.open_rows:
+        is_open = exists & (blocks == visible.lens[of_tile, None] // key.block_size)
+        open_blocks = _open_blocks(metadata, is_open, seqs[of_tile], key.num_kv_heads)
     return DecodePlan(
-        tokens=torch.from_numpy(seqs),
-        crow=crow_tensor,
-        cols=cols,
-        scores=torch.sparse_csr_tensor(crow_tensor, cols, values, size, check_invariants=False),
-        buckets=[
-            part.view(rows, -1)
-            for part, rows in zip(torch.tensor_split(values, bucket_ends[:-1]), bucket_rows, strict=True)
-        ],
-        padding=torch.from_numpy(padding),
+        num_seqs=seqs.size,
+        seqs=None if seqs.size == lens.size else torch.from_numpy(seqs),
+        tile_seq=torch.from_numpy(of_tile) if of_tile.size > seqs.size else None,
+        block_rows=torch.from_numpy(block_rows),
+        hidden=None if seen.all() else torch.from_numpy(~seen),
+        positions=torch.from_numpy(np.where(seen, positions, visible.lens[of_tile, None] - 1)),
+        open_blocks=open_blocks,
+        pieces=_pieces(~seen, open_blocks, tile_blocks, key),
     )
 
 
-def _buckets(lens: list[int], num_q_heads: int) -> list[list[int]]:
-    """Group the non-empty sequences into buckets of similar length, each longest first.
+def _tile_blocks(counts: Ints, key: PlanKey) -> int:
+    """Blocks of a tile: what costs least, padding and overhead of all tiles taken together.
 
-    torch splits rows evenly between threads, so the sequences are first dealt out to one hand per thread: each
-    thread's share of the rows then holds about the same number of tokens.
+    One tile a sequence is among the choices if it fits the workspace, and spares the merging.
     """
-    order = sorted((seq for seq, length in enumerate(lens) if length), key=lambda seq: -lens[seq])
-    num_threads = torch.get_num_threads()
-    buckets: list[list[int]] = []
-    for hand in (order[thread::num_threads] for thread in range(num_threads)):
-        longest = waste = 0
-        for seq in hand:
-            waste += (longest - lens[seq]) * num_q_heads
-            if not longest or waste > BUCKET_WASTE:
-                longest, waste = lens[seq], 0
-                buckets.append([])
-            buckets[-1].append(seq)
-    return buckets
+    most = int(counts.max())
+    sizes = {min(max(size // key.block_size, 1), most) for size in TILE_SIZES}
+    if most * key.block_size * key.num_kv_heads * key.head_dim <= key.workspace:
+        sizes.add(most)
+
+    def cost(n: int) -> int:
+        tokens = int((-(-counts // n)).sum()) * (n * key.block_size + TILE_OVERHEAD)
+        return tokens + (MERGE_OVERHEAD if n < most else 0)
+
+    return min(sorted(sizes, reverse=True), key=cost)
 
 
-def _csr_indices(table: Ints, seqs: Ints, padded_blocks: Ints, shape: CacheShape) -> tuple[Ints, Tensor]:
-    """Row starts and columns when every (sequence, head) row takes that many whole blocks of the table."""
-    row_blocks = padded_blocks.repeat(shape.num_q_heads)
-    first_block = np.concatenate([[0], row_blocks.cumsum()])
-    num_entries = int(first_block[-1])
-    table_offset = (seqs * table.shape[1]).repeat(shape.num_q_heads) - first_block[:-1]
-    blocks = table.ravel()[table_offset.repeat(row_blocks) + np.arange(num_entries)]
-    _check_blocks(blocks, shape)
-    kv_head = np.arange(row_blocks.size) % shape.num_q_heads // shape.group
-    block_starts = (blocks * np.int64(shape.num_kv_heads) + kv_head.repeat(row_blocks)) * shape.block_size
-    dtype = torch.int32 if max(shape.num_rows, num_entries * shape.block_size) < 2**31 else torch.int64
-    offsets = torch.arange(shape.block_size, dtype=dtype)
-    cols = torch.from_numpy(block_starts).to(dtype)[:, None] + offsets  # torch: numpy broadcasts this slowly
-    return first_block * shape.block_size, cols.view(-1)
+def _open_blocks(metadata: AttentionMetadata, is_open: NDArray[Any], seqs: Ints, num_kv_heads: int) -> OpenBlocks:
+    """is_open: [tiles, tile_blocks]; seqs: the sequence of each tile."""
+    assert metadata.open_rows is not None
+    tiles, places = np.nonzero(is_open)
+    heads = np.arange(num_kv_heads)
+    target = (tiles[:, None] * num_kv_heads + heads) * is_open.shape[1] + places[:, None]
+    source = metadata.open_rows.numpy().astype(np.int64)[seqs[tiles], None] * num_kv_heads + heads
+    return OpenBlocks(torch.from_numpy(target.ravel()), torch.from_numpy(source.ravel()))
 
 
-def _pad(cols: Ints, crow: Ints, row_lens: Ints) -> Ints:
-    """Point every entry past its row's length at the row's first entry; return the positions of those entries."""
-    starts = crow[:-1] + row_lens
-    counts = crow[1:] - starts
-    offsets = np.cumsum(counts) - counts
-    padding = np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()))
-    cols[padding] = np.repeat(cols[crow[:-1]], counts)
-    return padding
+def _pieces(hidden: NDArray[Any], open_blocks: OpenBlocks | None, tile_blocks: int, key: PlanKey) -> list[Piece]:
+    """Cut the tiles into pieces of at most key.workspace elements, or one tile where that is more."""
+    num_tiles, tokens = hidden.shape
+    step = max(key.workspace // (key.num_kv_heads * tokens * key.head_dim), 1)
+    heads = np.arange(key.num_kv_heads)
+    pieces = []
+    for first in range(0, num_tiles, step):
+        last = min(first + step, num_tiles)
+        tiles, offsets = np.nonzero(hidden[first:last])
+        rows = (tiles[:, None] * key.num_kv_heads + heads) * tokens + offsets[:, None]
+        inside = None
+        if open_blocks is not None:
+            per_tile = key.num_kv_heads * tile_blocks
+            bounds = torch.tensor([first * per_tile, last * per_tile])
+            a, b = torch.searchsorted(open_blocks.target, bounds).tolist()
+            inside = OpenBlocks(open_blocks.target[a:b] - first * per_tile, open_blocks.source[a:b])
+        pieces.append(Piece(first, last, torch.from_numpy(rows.ravel()) if rows.size else None, inside))
+    return pieces
+
+
+def _plan_chunks(metadata: AttentionMetadata, key: PlanKey) -> list[Chunk]:
+    table, heads = metadata.block_table.numpy(), np.arange(key.num_kv_heads)
+    starts, lens = metadata.query_start_loc.tolist(), metadata.seq_lens.numpy().astype(np.int64)
+    chunks = []
+    for seq in range(metadata.num_decodes, metadata.num_seqs):
+        seq_len = int(lens[seq])
+        query_len = min(starts[seq + 1] - starts[seq], seq_len)  # earlier queries stand before the first key
+        if not query_len:
+            continue
+        visible = _visible(lens[seq : seq + 1], lens[seq : seq + 1] - query_len, key)
+        first, end, sink_blocks = int(visible.first[0]), int(visible.ends[0]), int(visible.sink_blocks[0])
+        blocks = np.concatenate([np.arange(sink_blocks), np.arange(first, end)])
+        open_blocks = None
+        if key.open_rows and seq_len % key.block_size:
+            is_open = blocks == seq_len // key.block_size
+            open_blocks = _open_blocks(metadata, is_open[None], np.array([seq]), key.num_kv_heads)
+        chunks.append(
+            Chunk(
+                seq=seq,
+                start=starts[seq + 1] - query_len,
+                end=starts[seq + 1],
+                seq_len=seq_len,
+                num_sinks=sink_blocks * key.block_size,
+                window_start=first * key.block_size,
+                block_rows=torch.from_numpy(table[seq, blocks].astype(np.int64) * key.num_kv_heads + heads[:, None]),
+                open_blocks=open_blocks,
+            )
+        )
+    return chunks
