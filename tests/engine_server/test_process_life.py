@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -44,6 +45,35 @@ def refused(server: Any, code: int) -> str:
 )
 def test_bad_flags_and_model_exit_2(start_server: Any, flags: tuple[str, ...], words: str) -> None:
     assert words in refused(start_server(*flags), 2)
+
+
+def test_a_head_dim_that_the_format_cannot_pack_exits_2(start_server: Any, model_dir: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "odd"
+    shutil.copytree(model_dir, odd)
+    dims = json.loads((odd / "config.json").read_text()) | {"head_dim": 7}
+    (odd / "config.json").write_text(json.dumps(dims))
+    sentence = refused(start_server("--model", str(odd), "--kv-cache-dtype", "int4_kivi"), 2)
+    assert "--kv-cache-dtype int4_kivi" in sentence
+    assert "divisible by 2: 7" in sentence
+
+
+def test_a_quantized_cache_shows_in_metrics_and_facts(
+    start_server: Any, model_dir: Path, metric_values: Callable[[str], dict[str, float]]
+) -> None:
+    flags = ("--kv-cache-dtype", "int4_kivi", "--num-gpu-blocks-override", "40", "--max-num-seqs", "4")
+    server = start_server("--model", str(model_dir), *flags).wait_ready()
+    body = {"prompt": "x" * 40, "max_tokens": 20, "ignore_eos": True}
+    assert httpx.post(server.base_url + "/v1/completions", json=body, timeout=60).status_code == 200
+    facts = httpx.get(server.base_url + "/debug/engine").json()
+    plan = facts["memory_plan"]
+    assert facts["flags"]["--kv-cache-dtype"] == plan["kv_cache_dtype"] == "int4_kivi"
+    # 2 layers x 2 KV heads x 16 tokens of 8 channels; keys share 2 fp16 a channel, values have 2 a token.
+    assert plan["kv_cache_bytes"] == 40 * 4 * (16 * 4 + 8 * 4 + 16 * 4 + 16 * 4)
+    assert plan["open_blocks_bytes"] == 4 * 4 * (16 * 8 * 2) * 4
+    assert 'cache_dtype="int4_kivi"' in httpx.get(server.base_url + "/metrics").text
+    parts = metric_values(server.base_url)
+    assert parts["kvoncall:memory_plan_bytes{part=kv_cache}"] == plan["kv_cache_bytes"]
+    assert parts["kvoncall:memory_plan_bytes{part=open_blocks}"] == plan["open_blocks_bytes"]
 
 
 def test_corrupt_weights_exit_2(start_server: Any, model_dir: Path, tmp_path: Path) -> None:
