@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,15 +22,17 @@ import torch
 
 from kernels.attention import backend_name
 from kernels.bench_cases import BenchCase, cpu_cases, gpu_cases, grouped
-from kernels.bench_check import check, tolerance
+from kernels.bench_check import Reference
 from kernels.bench_inputs import Inputs, make_inputs, make_pool
 from kernels.bench_peers import Side, UnavailableError, cpu_peers, cuda_peers
 from kernels.bench_report import describe_device, markdown
 from kernels.bench_timing import Stopwatch, measure_copy, measure_matmul
 
 MEMORY_SHARE = 0.6  # of the free memory that one case's KV cache may take
+MAX_SECONDS = {"cuda": 420.0, "cpu": 50.0}
 SECONDS_A_SIDE = {"cuda": 0.06, "cpu": 0.2}
 Progress = Callable[[str], None]
+Save = Callable[[dict[str, Any]], None]
 
 
 class Bench:
@@ -64,15 +67,19 @@ class Bench:
             "copy_gb_per_s": {**copies, "best": max(copies.values())},
             "copy_bytes": num_bytes,
             "matmul_tflop_per_s": measure_matmul(self.watch, size=size, dtype=dtype),
+            "flush_us": self.watch.flush_us(),
             "matmul": f"{size} x {size} {str(dtype).removeprefix('torch.')}",
         }
 
-    def run(self, cases: Sequence[BenchCase]) -> dict[str, Any]:
+    def run(self, cases: Sequence[BenchCase], save: Save = lambda _: None) -> dict[str, Any]:
+        """Measure the cases in order; `save` is given the report whenever it has grown, and at the end."""
+        started = time.monotonic()
         self.measure_rates()
         for group in grouped(cases):
-            for result in self._run_group(group):
-                self.report["results"].append(result)
-        self.report["notes"] = list(self.notes)
+            self.report["results"] += self._run_group(group)
+            self.report["notes"] = list(self.notes)
+            self.report["seconds"] = round(time.monotonic() - started, 1)
+            save(self.report)
         return self.report
 
     def _run_group(self, group: list[BenchCase]) -> Iterator[dict[str, Any]]:
@@ -90,9 +97,11 @@ class Bench:
         kinds = "+".join(dict.fromkeys(case.kind for case in fitting))
         self.progress(f"{fitting[0].shape.name}, {fitting[0].kv_format}: {kinds}")
         try:
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # of the pool before
             pool = make_pool(fitting, self.device)
-        except torch.OutOfMemoryError:
-            yield from (_row(case, "skipped", "out of memory") for case in fitting)
+        except Exception as error:
+            yield from (self._no_result(case, error) for case in fitting)
             return
         for number, case in enumerate(fitting):
             if time.monotonic() > self.deadline:
@@ -100,41 +109,43 @@ class Bench:
                 continue
             try:
                 yield self._measure(make_inputs(case, pool, seed=number))
-            except torch.OutOfMemoryError:
-                yield _row(case, "skipped", "out of memory")
             except Exception as error:  # a kernel that does not compile must not end the run, only be reported
-                self.progress(f"  FAILED {case.name}: {error}")
-                yield _row(case, "failed", f"{type(error).__name__}: {error}"[:500])
-        if self.device.type == "cuda":
-            del pool
-            torch.cuda.empty_cache()
+                yield self._no_result(case, error)
+
+    def _no_result(self, case: BenchCase, error: Exception) -> dict[str, Any]:
+        if isinstance(error, torch.OutOfMemoryError):
+            return _row(case, "skipped", "out of memory")
+        self.progress(f"  FAILED {case.name}: {error}")
+        return _row(case, "failed", f"{type(error).__name__}: {error}"[:500])
 
     def _measure(self, inputs: Inputs) -> dict[str, Any]:
         case = inputs.case
-        verdict = check(inputs, _run_on_poison(inputs))
+        reference = Reference(inputs)
+        verdict = reference.check(_run_on_poison(inputs))
         row = _row(case, "ok" if verdict.right else "wrong", "")
-        row |= {"error": verdict.error, "tolerance": verdict.tolerance}
+        row |= {"error": verdict.error if math.isfinite(verdict.error) else None, "tolerance": verdict.tolerance}
         if verdict.quantization_error is not None:
             row["quantization_error"] = verdict.quantization_error
         if not verdict.right:
             row["reason"] = f"relative error {verdict.error:.2g}, {verdict.tolerance:.0e} allowed: not timed"
             self.progress(f"  WRONG {case.name}: {row['reason']}")
             return row
-        sides = {"kernel": inputs.run} | {side.name: side.run for side in self._peers(inputs)}
+        sides = {"kernel": inputs.run} | {side.name: side.run for side in self._peers(reference)}
         timings = self.watch.compare(sides, seconds=SECONDS_A_SIDE[self.device.type] / (50 if self.quick else 1))
         row["sides"] = {name: asdict(timing) for name, timing in timings.items()}
         return row | self._speed(case, timings["kernel"].median_us)
 
-    def _peers(self, inputs: Inputs) -> Iterator[Side]:
+    def _peers(self, reference: Reference) -> Iterator[Side]:
         """The peers that run here and are right; why others do not goes to the notes."""
+        inputs = reference.inputs
         peers = cuda_peers(inputs) if self.device.type == "cuda" else cpu_peers(inputs)
         for name, set_up in peers:
             try:
                 side = set_up()
                 if side.checked:
-                    error = check(inputs, side.run()).error
-                    if not error <= 2 * tolerance(inputs):  # theirs to answer for, but a broken call must not be timed
-                        raise UnavailableError(f"its result is off by {error:.2g}")
+                    verdict = reference.check(side.run())
+                    if not verdict.right:  # the fault may be in how we call it: either way it must not be timed
+                        raise UnavailableError(f"its result is off by {verdict.error:.2g}")
             except UnavailableError as reason:
                 self.notes[f"{name}: {reason}" + ("" if "installed" in str(reason) else f" ({inputs.case.name})")] = (
                     None
@@ -203,27 +214,48 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smoke run: few and small cases")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
     parser.add_argument(
-        "--max-seconds", type=float, default=420.0, metavar="S", help="start no case after this long (default 420)"
+        "--max-seconds", type=float, metavar="S", help="start no case after this long (default: 420 on cuda, 50 on cpu)"
     )
     return parser.parse_args(argv)
 
 
 def run_bench(
-    device: str | None = None, *, quick: bool = False, max_seconds: float = 420.0, progress: Progress = lambda _: None
+    device: str | None = None,
+    *,
+    quick: bool = False,
+    max_seconds: float | None = None,
+    progress: Progress = lambda _: None,
+    save: Save = lambda _: None,
 ) -> dict[str, Any]:
-    """The whole benchmark; returns what attention.json holds. ValueError when the device is not there."""
+    """The whole benchmark; returns what attention.json holds. ValueError when the device is not there.
+
+    max_seconds: no case is started later than this; MAX_SECONDS of the device if None. save: see `Bench.run`.
+    """
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
         raise ValueError("there is no CUDA device; leave --device out to measure the CPU")
     where = torch.device("cuda", torch.cuda.current_device()) if has_cuda and device != "cpu" else torch.device("cpu")
     cases = gpu_cases(quick=quick) if where.type == "cuda" else cpu_cases(quick=quick)
-    with torch.inference_mode():
-        return Bench(where, max_seconds=max_seconds, quick=quick, progress=progress).run(cases)
+    if max_seconds is None:
+        max_seconds = MAX_SECONDS[where.type]
+    with torch.no_grad():
+        return Bench(where, max_seconds=max_seconds, quick=quick, progress=progress).run(cases, save)
 
 
 def failures(report: dict[str, Any]) -> list[str]:
     """Names of the cases whose result was wrong or that raised."""
     return [row["name"] for row in report["results"] if row["status"] in ("wrong", "failed")]
+
+
+def _json(report: dict[str, Any]) -> str:
+    return json.dumps(report, indent=1, allow_nan=False) + "\n"
+
+
+def _write(report: dict[str, Any], folder: Path) -> None:
+    """Both reports, of a run that may be stopped at any time: each file is replaced as a whole."""
+    for name, text in (("attention.json", _json(report)), ("attention.md", markdown(report))):
+        (folder / f"{name}.new").write_text(text)
+        (folder / f"{name}.new").replace(folder / name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -237,15 +269,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             quick=options.quick,
             max_seconds=options.max_seconds,
             progress=lambda line: print(line, file=sys.stderr, flush=True),
+            save=lambda report: _write(report, options.output) if options.output else None,
         )
     except (ValueError, OSError) as error:
         print(f"bench attention: {error}", file=sys.stderr)
         return 2
-    text, tables = json.dumps(report, indent=1) + "\n", markdown(report)
-    if options.output:
-        (options.output / "attention.json").write_text(text)
-        (options.output / "attention.md").write_text(tables)
-    print(text if options.json else tables, end="")
+    print(_json(report) if options.json else markdown(report), end="")
     wrong = failures(report)
     if wrong:
         print(f"bench attention: {len(wrong)} cases were wrong or failed, first: {wrong[0]}", file=sys.stderr)

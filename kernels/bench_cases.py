@@ -7,7 +7,7 @@ against these. Lists are in order of importance: what a time budget cuts off is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 
@@ -145,11 +145,9 @@ class BenchCase:
         return 2 * pairs * self.shape.num_q_heads * (self.shape.head_dim + self.shape.value_dim)
 
 
-# Formats in the order of the tables. Quantized caches are read with fp16 queries: its tolerance is the tighter one.
-GPU_FORMATS = (
-    "bfloat16", "fp8_e4m3", "int8_per_token_head", "int4_per_token_head", "int4_kivi",
-    "float16", "fp8_e5m2", "int4_symmetric", "int8k_int4v",
-)  # fmt: skip
+# Quantized caches are read with fp16 queries: its tolerance is the tighter one.
+MAIN_FORMATS = ("bfloat16", "fp8_e4m3", "int8_per_token_head", "int4_per_token_head", "int4_kivi")
+GPU_FORMATS = (*MAIN_FORMATS, "float16", "fp8_e5m2", "int4_symmetric", "int8k_int4v")
 DECODE_GRID = tuple(product((1, 16, 64, 256), (1024, 4096, 16384, 65536)))  # batch, context
 PREFILL_GRID = tuple((8192 // q, q, prefix) for q in (512, 2048) for prefix in (0, 4096, 32768))
 _CORE_DECODE = ((64, 4096), (16, 16384))
@@ -157,16 +155,20 @@ _CORE_PREFILL = ((4, 2048, 4096),)
 
 
 def gpu_cases(*, quick: bool = False) -> list[BenchCase]:
-    """The core cases of every shape and format, then the rest of the grid, shape by shape."""
+    """The core cases of every shape and format, the grid of the main formats, that of the others."""
     if quick:
-        return list(_sweep((LLAMA_8B, MLA_16), ((4, 1024),), ((2, 512, 512),), extras=True))
-    core = list(_sweep(GPU_SHAPES, _CORE_DECODE, _CORE_PREFILL, extras=False))
-    seen = set(core)
-    return core + [case for case in _sweep(GPU_SHAPES, DECODE_GRID, PREFILL_GRID, extras=True) if case not in seen]
+        return list(_sweep((LLAMA_8B, MLA_16), GPU_FORMATS, ((4, 1024),), ((2, 512, 512),), extras=True))
+    cases = [
+        *_sweep(GPU_SHAPES, GPU_FORMATS, _CORE_DECODE, _CORE_PREFILL, extras=False),
+        *_sweep(GPU_SHAPES, MAIN_FORMATS, DECODE_GRID, PREFILL_GRID, extras=True),
+        *_sweep(GPU_SHAPES, GPU_FORMATS, DECODE_GRID, PREFILL_GRID, extras=True),
+    ]
+    return list(dict.fromkeys(cases))
 
 
 def _sweep(
     shapes: Iterable[Shape],
+    formats: Sequence[str],
     decode: Iterable[tuple[int, int]],
     prefill: Iterable[tuple[int, int, int]],
     *,
@@ -174,7 +176,7 @@ def _sweep(
 ) -> Iterator[BenchCase]:
     """Cases of one shape and format lie together. extras: also skewed lengths and cache writes."""
     for shape in shapes:
-        for kv_format in ("bfloat16",) if shape.is_mla else GPU_FORMATS:
+        for kv_format in ("bfloat16",) if shape.is_mla else formats:
             dtype = kv_format if kv_format in BYTES else "float16"
             for batch, context in decode:
                 yield BenchCase("decode", shape, kv_format, dtype, batch, context)
@@ -192,15 +194,15 @@ def cpu_cases(*, quick: bool = False) -> list[BenchCase]:
     batch, context = (3, 64) if quick else (32, 1024)
     query_len = 16 if quick else 256
     cases = [BenchCase("decode", gqa, name, "float32", batch, context) for name in formats]
-    cases += [BenchCase("prefill", gqa, name, "float32", 2, context, query_len) for name in formats]
-    cases += [BenchCase("write", gqa, name, "float32", batch, 64, 64) for name in formats]
-    if windowed is not None:
-        cases += [BenchCase("decode", windowed, name, "float32", batch, context, skewed=True) for name in formats]
     cases += [
         BenchCase("decode", mla, "float32", "float32", batch if quick else 8, context),
         BenchCase("prefill", mla, "float32", "float32", 1, context if quick else 512, query_len // 2),
         BenchCase("write", mla, "float32", "float32", batch, 64, 64),
     ]
+    cases += [BenchCase("prefill", gqa, name, "float32", 2, context, query_len) for name in formats]
+    cases += [BenchCase("write", gqa, name, "float32", batch, 64, 64) for name in formats]
+    if windowed is not None:
+        cases += [BenchCase("decode", windowed, name, "float32", batch, context, skewed=True) for name in formats]
     return cases
 
 

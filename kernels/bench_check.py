@@ -21,7 +21,7 @@ from kernels.quantize import quantize, rotate
 # Relative error (norm of the difference over norm of the oracle's) that a result may have, by the queries' dtype.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
 QUANTIZED_TOLERANCE = 2e-3  # of a quantized cache, whose rounding is the oracle's too; bf16 queries keep theirs
-WRITE_TOLERANCE = 1e-2  # stored and re-read against `kernels.quantize`: some codes at a tie differ by one
+WRITE_TOLERANCE = 2e-2  # stored and re-read against `kernels.quantize`: some codes at a tie differ by one
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,31 @@ def tolerance(inputs: Inputs) -> float:
     return max(TOLERANCE[case.dtype], QUANTIZED_TOLERANCE)
 
 
-def check(inputs: Inputs, output: Tensor, samples: int = 3) -> Verdict:
-    """Compare what the case's call gave with the oracle; one value that is not finite makes the error infinite."""
-    if inputs.case.kind == "write":
-        return _check_write(inputs)
-    if not bool(torch.isfinite(output).all()):
-        return Verdict(float("inf"), tolerance(inputs))
-    rows = sample_rows(inputs, samples)
-    kv_head = random.Random(inputs.case.name).randrange(inputs.case.shape.num_kv_heads)
-    group = inputs.case.shape.num_q_heads // inputs.case.shape.num_kv_heads
-    heads = sorted({kv_head * group, (kv_head + 1) * group - 1})
-    expected = expected_rows(inputs, rows, kv_head, heads)
-    got = output[[inputs.case.query_len * seq + query for seq, query in rows]][:, heads].double().cpu()
-    errors = (got - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
-    return Verdict(float(errors.max()), tolerance(inputs))
+class Reference:
+    """The oracle's rows of one case, made once and compared with every side's result."""
+
+    def __init__(self, inputs: Inputs, samples: int = 3) -> None:
+        self.inputs = inputs
+        self.tolerance = tolerance(inputs)
+        if inputs.case.kind == "write":
+            return
+        shape = inputs.case.shape
+        kv_head = random.Random(inputs.case.name).randrange(shape.num_kv_heads)
+        group = shape.num_q_heads // shape.num_kv_heads
+        self.heads = sorted({kv_head * group, (kv_head + 1) * group - 1})
+        rows = sample_rows(inputs, samples)
+        self.expected = expected_rows(inputs, rows, kv_head, self.heads)
+        self.tokens = [inputs.case.query_len * seq + query for seq, query in rows]
+
+    def check(self, output: Tensor) -> Verdict:
+        """Of what the case's call gave; one value that is not finite makes the error infinite."""
+        if self.inputs.case.kind == "write":
+            return _check_write(self.inputs)
+        if not bool(torch.isfinite(output).all()):
+            return Verdict(float("inf"), self.tolerance)
+        got = output[self.tokens][:, self.heads].double().cpu()
+        errors = (got - self.expected).flatten(1).norm(dim=1) / self.expected.flatten(1).norm(dim=1)
+        return Verdict(float(errors.max()), self.tolerance)
 
 
 def sample_rows(inputs: Inputs, samples: int) -> list[tuple[int, int]]:

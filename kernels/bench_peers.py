@@ -93,7 +93,10 @@ def gather(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 def _room_for_gathering(inputs: Inputs) -> None:
     """UnavailableError unless the visible keys and values fit twice more (collected, and once more in between)."""
-    if inputs.query.device.type == "cuda" and 3 * inputs.case.kv_bytes() > torch.cuda.mem_get_info()[0]:
+    if inputs.query.device.type != "cuda":
+        return
+    torch.cuda.empty_cache()
+    if 3 * inputs.case.kv_bytes() > torch.cuda.mem_get_info()[0]:
         raise UnavailableError("no memory left for gathered keys and values")
 
 

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,11 +56,19 @@ def _driver() -> str | None:
 def _cpu() -> Row:
     return {
         "type": "cpu",
-        "name": platform.processor() or platform.machine(),
+        "name": _cpu_model(),
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "driver": None,
     }
+
+
+def _cpu_model() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _packages() -> dict[str, str | None]:
@@ -81,7 +90,9 @@ def markdown(report: Row) -> str:
         if rows:
             parts.append(f"## {title}\n\n{_legend(kind)}")
         shapes = dict.fromkeys(row["shape"]["name"] for row in rows)
-        parts += [f"### {name}\n\n" + _table([row for row in rows if row["shape"]["name"] == name]) for name in shapes]
+        for name in shapes:
+            table = _table([row for row in rows if row["shape"]["name"] == name], report["rates"]["flush_us"])
+            parts += [f"### {name}", table]
     parts.append(_not_timed(report["results"]))
     if report["notes"]:
         parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in report["notes"]))
@@ -93,15 +104,18 @@ def _head(report: Row) -> str:
     copies = ", ".join(f"{name} {gb:.0f}" for name, gb in rates["copy_gb_per_s"].items() if name != "best")
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items() if version)
     absent = ", ".join(name for name, version in report["versions"].items() if not version)
+    flush = rates["flush_us"]
     machine = {k: v for k, v in device.items() if v is not None and k not in ("type", "name")}
     return "\n".join(
         [
             f"# Attention over the paged KV cache: {device['name']}",
             "",
-            f"- {report['date']}, backend {report['backend']}{', quick' if report['quick'] else ''}",
+            f"- {report['date']}, backend {report['backend']}{', quick' if report['quick'] else ''}, {report['seconds']} s",
+            "- blocks of 16 tokens, 32 where keys are quantized by channel (int4_kivi)",
             f"- {device['type']}: " + ", ".join(f"{key} {value}" for key, value in machine.items()),
             f"- {versions}" + (f"; absent: {absent}" if absent else ""),
             f"- copy bandwidth (read + written, {rates['copy_bytes'] / 1e6:.0f} MB): {copies} GB/s",
+            *([f"- † the host took longer to queue the call than {flush:.0f} us: its time may show"] if flush else []),
             f"- matrix product {rates['matmul']}: {rates['matmul_tflop_per_s']:.3g} TFLOP/s",
         ]
     )
@@ -118,7 +132,7 @@ def _legend(kind: str) -> str:
     return "Microseconds (median), bytes read and written as a share of the copy bandwidth; error of N(0, 1) vectors."
 
 
-def _table(rows: list[Row]) -> str:
+def _table(rows: list[Row], flush_us: float | None) -> str:
     """One line a batch and length, one column a format, then one a peer."""
     formats = list(dict.fromkeys(row["kv_format"] for row in rows))
     peers = list(dict.fromkeys(name for row in rows for name in row["sides"] if name not in ("kernel", "fp32 path")))
@@ -126,7 +140,7 @@ def _table(rows: list[Row]) -> str:
     cells: dict[str, dict[str, str]] = {}
     for row in sorted(rows, key=lambda row: (row["skewed"], row["query_len"], row["batch"], row["context"])):
         line = cells.setdefault(_sizes(row), {})
-        line[row["kv_format"]] = _cell(row)
+        line[row["kv_format"]] = _cell(row, flush_us)
         line |= {name: _us(side["median_us"]) for name, side in row["sides"].items() if name in peers}
     for sizes, line in cells.items():
         lines.append(_line([sizes, *(line.get(name, "") for name in (*formats, *peers))]))
@@ -148,13 +162,14 @@ def _us(us: float) -> str:
     return f"{us:.1f} us" if us < 1000 else f"{us / 1000:.2f} ms"
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Row, flush_us: float | None) -> str:
     shares = [row["share_of_matmul" if row["kind"] == "prefill" else "share_of_copy"]]
     if row["kind"] == "decode" and row["shape"]["latent_rank"] is not None:
         shares.append(row["share_of_matmul"])
-    text = f"{_us(row['us'])}, {' / '.join(f'{share:.0%}' for share in shares)}"
+    late = flush_us is not None and row["sides"]["kernel"]["host_us"] > flush_us
+    text = f"{_us(row['us'])}{'†' if late else ''}, {' / '.join(f'{share:.0%}' for share in shares)}"
     if "fp32 path" in row["sides"]:
-        text += f", {_times_fp32(row):.2f}x fp32"
+        text += f", {_times(row, 'fp32 path'):.2f}x fp32"
     if "quantization_error" in row:
         text += f", error {row['quantization_error']:.2g}"
     return text
@@ -179,20 +194,22 @@ def _cpu_goals(rows: list[Row]) -> list[tuple[str, str, str]]:
     found = []
     rows = [row for row in rows if row["shape"]["latent_rank"] is None and not row["skewed"]]
     for row, name in ((row, name) for row in rows for name in ("torch.clone", "warm copy_") if name in row["sides"]):
-        share = row["sides"][name]["median_us"] / row["us"]
-        text = f"{share:.0%} ({share / 2:.0%} if what the copy writes counts too)"
+        share, best = (1 / _times(row, name, of) for of in ("median_us", "min_us"))
+        text = f"{share:.0%}, fastest runs {best:.0%} (half, if what the copy writes counts too)"
         what = f"{row['name']}: bandwidth, of that of {name} of the same bytes"
         found.append((what, "50%" if name == "torch.clone" else "-", text))
     beside = [row for row in rows if "fp32 path" in row["sides"]]
     if beside:
-        slowest = max(beside, key=_times_fp32)
-        text = f"{_times_fp32(slowest):.2f}x ({slowest['name']}; {len(beside)} formats)"
+        slowest = max(beside, key=lambda row: _times(row, "fp32 path"))
+        times, best = (_times(slowest, "fp32 path", of) for of in ("median_us", "min_us"))
+        text = f"{times:.2f}x, fastest runs {best:.2f}x ({slowest['name']}; {len(beside)} formats)"
         found.append(("decode, other formats: time of the fp32 path", "<= 2x", text))
     return found
 
 
-def _times_fp32(row: Row) -> float:
-    return float(row["us"] / row["sides"]["fp32 path"]["median_us"])
+def _times(row: Row, side: str, of: str = "median_us") -> float:
+    """How many times the side's time the kernel took."""
+    return float(row["sides"]["kernel"][of] / row["sides"][side][of])
 
 
 def _cuda_goals(rows: list[Row]) -> list[tuple[str, str, str]]:

@@ -59,6 +59,13 @@ class Stopwatch:
         torch.cuda.synchronize(self.device)
         return float(start.elapsed_time(end)) * 1e3, host
 
+    def flush_us(self) -> float | None:
+        """Microseconds for which flushing keeps the device busy; a host that queues slower than this shows."""
+        if self._flush is None:
+            return None
+        flush = self._flush
+        return self.compare({"flush": flush.zero_}, seconds=0.05)["flush"].median_us
+
     def compare(self, sides: Mapping[str, Callable[[], object]], *, seconds: float) -> dict[str, Timing]:
         """Run the sides in turns, about `seconds` for each, MIN_RUNS to MAX_RUNS rounds after a first that warms up."""
         slowest = max(min(self.once(run)[0] for _ in range(2)) for run in sides.values())

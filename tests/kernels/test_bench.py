@@ -22,7 +22,7 @@ from kernels.bench_cases import (
     gpu_cases,
     grouped,
 )
-from kernels.bench_check import check, expected_rows, sample_rows
+from kernels.bench_check import Reference, Verdict, expected_rows, sample_rows
 from kernels.bench_copy import triton_copy
 from kernels.bench_inputs import Inputs, make_inputs, make_pool
 from kernels.bench_peers import cpu_peers, cuda_peers
@@ -42,6 +42,10 @@ def oracle_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def inputs_of(case: BenchCase) -> Inputs:
     return make_inputs(case, make_pool([case], CPU))
+
+
+def check(inputs: Inputs, output: torch.Tensor, samples: int = 3) -> Verdict:
+    return Reference(inputs, samples).check(output)
 
 
 def whole_oracle(inputs: Inputs) -> torch.Tensor:
