@@ -5,30 +5,78 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionMetadata
-from kernels.cache_write import reshape_and_cache
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
+from kernels import cache_write, cache_write_open
+from kernels import mla_attention as mla
+from kernels import paged_attention as paged
+from kernels.attention import AttentionMetadata, AttentionOptions
+from kernels.attention_mass import add_attention_mass
+from kernels.cache_write import write_latent
+from kernels.kv_cache import LayerKVCache
+from kernels.quantize import rotate, unrotate
 
-__all__ = ["paged_attention", "reshape_and_cache"]
+__all__ = ["mla_attention", "paged_attention", "reshape_and_cache", "write_latent"]
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, cache: LayerKVCache, metadata: AttentionMetadata) -> None:
+    """See `kernels.attention.reshape_and_cache`."""
+    if cache.kv_format.keeps_open_blocks:
+        cache_write_open.reshape_and_cache(key, value, cache, metadata)
+        return
+    key, value = (rotate(new) if part.fmt.rotated else new for part, new in ((cache.key, key), (cache.value, value)))
+    cache_write.reshape_and_cache(key, value, cache, metadata.slot_mapping)
 
 
 def paged_attention(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+    query: Tensor,
+    cache: LayerKVCache,
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
+    attention_mass: Tensor | None,
 ) -> Tensor:
     """See `kernels.attention.paged_attention`."""
-    if query.stride(2) != 1:
+    if cache.key.fmt.rotated:
+        query = rotate(query)
+    elif query.stride(2) != 1:
         query = query.contiguous()
     out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
-    table, lens, n = metadata.block_table, metadata.seq_lens, metadata.num_decodes
-    if n:
-        paged_decode(
-            query[:n], k_cache, v_cache, table[:n], lens[:n], out, max_seq_len=metadata.max_seq_len, scale=scale
+    lse = torch.full(query.shape[:2], float("-inf"), device=query.device)
+    e4m3 = native_e4m3(query.device)
+    for first, count, longest in _launches(metadata):
+        part = paged.paged_attention(
+            query,
+            cache,
+            metadata,
+            options,
+            out,
+            first_seq=first,
+            num_seqs=count,
+            max_query_len=longest,
+            native_e4m3=e4m3,
         )
-    if metadata.num_seqs > n:
-        starts = metadata.query_start_loc[n:]
-        max_query_len = metadata.max_query_len
-        paged_prefill(
-            query, k_cache, v_cache, table[n:], starts, lens[n:], out, max_query_len=max_query_len, scale=scale
+        if attention_mass is not None:
+            lse = torch.maximum(lse, part)
+    if attention_mass is not None:
+        add_attention_mass(query, cache, metadata, options, lse, attention_mass, native_e4m3=e4m3)
+    return unrotate(out) if cache.value.fmt.rotated else out
+
+
+def mla_attention(q_latent: Tensor, q_rope: Tensor, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    """See `kernels.mla.mla_attention`."""
+    q_latent, q_rope = (q if q.stride(2) == 1 else q.contiguous() for q in (q_latent, q_rope))
+    out = torch.zeros(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
+    for first, count, longest in _launches(metadata):
+        mla.mla_attention(
+            q_latent, q_rope, cache, metadata, scale, out, first_seq=first, num_seqs=count, max_query_len=longest
         )
     return out
+
+
+def native_e4m3(device: torch.device) -> bool:
+    """Whether the device converts e4m3 itself (compute capability 8.9 and later; the interpreter does)."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _launches(metadata: AttentionMetadata) -> list[tuple[int, int, int]]:
+    """(first sequence, sequences, longest query) of the decodes and of the chunks, where there are any."""
+    n, chunks = metadata.num_decodes, metadata.num_seqs - metadata.num_decodes
+    return [part for part in ((0, n, 1), (n, chunks, metadata.max_query_len)) if part[1]]

@@ -157,13 +157,14 @@ def poison_fixture() -> Callable[..., None]:
 def interpreted() -> Iterator[Callable[..., Any]]:
     """Call a function of kernels/ in a process where Triton is interpreted; tensors are shared with it.
 
-    A process of its own because Triton decides at import, and other tests may have imported it already.
+    A process of its own because Triton decides at import, and other tests may have imported it already. There, memory
+    that torch leaves uninitialized is filled with NaN.
     """
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in (("TRITON_INTERPRET", "1"), ("KVONCALL_KERNELS", "triton"), ("OMP_NUM_THREADS", "1")):
                 patch.setenv(name, value)
-            pool.submit(int).result(timeout=600)
+            pool.submit(torch.use_deterministic_algorithms, True).result(timeout=600)
 
         def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return pool.submit(function, *args, **kwargs).result(timeout=600)
