@@ -203,9 +203,9 @@ def _tile_blocks(counts: Ints, key: PlanKey) -> int:
     One tile a sequence is among the choices if it fits the workspace, and spares the merging.
     """
     most = int(counts.max())
-    sizes = {min(max(size // key.block_size, 1), most) for size in TILE_SIZES}
-    if most * key.block_size * key.num_kv_heads * key.head_dim <= key.workspace:
-        sizes.add(most)
+    per_block = key.block_size * key.num_kv_heads * key.head_dim
+    sizes = {min(max(size // key.block_size, 1), most) for size in TILE_SIZES} | {most}
+    sizes = {n for n in sizes if n * per_block <= key.workspace} or {1}
 
     def cost(n: int) -> int:
         tokens = int((-(-counts // n)).sum()) * (n * key.block_size + TILE_OVERHEAD)

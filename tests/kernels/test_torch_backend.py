@@ -74,7 +74,7 @@ def ragged(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(arguments=ragged(), workspace=st.sampled_from([1 << 19, 1 << 10, 1]))
 def test_any_batch_in_any_format_matches_the_oracle(
     arguments: dict[str, Any], workspace: int, make_case: Callable[..., Any]

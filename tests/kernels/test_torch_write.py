@@ -86,7 +86,7 @@ def step(context: list[int], query_lens: list[int], block_size: int, seed: int) 
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data(), name=st.sampled_from(list(KV_FORMATS)), block_size=st.sampled_from(BLOCK_SIZES))
 def test_a_step_of_writes_equals_the_oracles(
     data: st.DataObject, name: str, block_size: int, poison: Callable[..., None]
