@@ -1,0 +1,55 @@
+"""Allocation, reading back and copying of paged caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.formats import KV_FORMATS
+from kernels.kv_cache import allocate_kv_cache, copy_blocks, read_blocks
+
+
+@pytest.mark.parametrize("name", sorted(KV_FORMATS))
+def test_copies_carry_parameters_and_read_before_they_write(name: str, make_case: Callable[..., Any]) -> None:
+    case = make_case([8, 8], [1, 1], 2, kv_format=name, block_size=4, head_dim=8)
+    (a, b), (c, _) = case.metadata.block_table[:, :2].tolist()
+
+    def content(block: int) -> list[torch.Tensor]:
+        return [read_blocks(part, torch.tensor([block]), torch.float32) for part in (case.cache.key, case.cache.value)]
+
+    before = {block: content(block) for block in (a, b, c)}
+    copy_blocks([case.cache], [a, b, c], [b, a, case.cache.num_blocks - 1])
+    for block, source in ((b, a), (a, b), (c, c), (case.cache.num_blocks - 1, c)):
+        for got, want in zip(content(block), before[source], strict=True):
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "message"),
+    [([1], [1, 2], "same length"), ([1, 2], [3, 3], "twice"), ([4], [1], "between 0 and 3"), ([1], [-1], "between")],
+)
+def test_copy_blocks_refuses(src: list[int], dst: list[int], message: str) -> None:
+    cache = allocate_kv_cache(KV_FORMATS["float32"], 4, 1, 2, 4)
+    with pytest.raises(ValueError, match=message):
+        copy_blocks([cache], src, dst)
+
+
+def test_allocation_refuses_what_cannot_be() -> None:
+    with pytest.raises(ValueError, match="is empty"):
+        allocate_kv_cache(KV_FORMATS["float32"], 0, 1, 16, 8)
+    with pytest.raises(ValueError, match="num_open_rows must be at least 1"):
+        allocate_kv_cache(KV_FORMATS["int4_kivi"], 2, 1, 16, 8)
+    with pytest.raises(ValueError, match="int4_symmetric needs a positive head_dim divisible by 2: 7"):
+        allocate_kv_cache(KV_FORMATS["int4_symmetric"], 2, 1, 16, 7)
+
+
+def test_open_blocks_have_the_dtype_and_rows_asked_for() -> None:
+    cache = allocate_kv_cache(KV_FORMATS["int4_kivi"], 2, 3, 16, 8, open_dtype=torch.float16, num_open_rows=5)
+    for part in (cache.key, cache.value):
+        assert part.open_blocks is not None
+        assert part.open_blocks.shape == (5, 3, 16, 8)
+        assert part.open_blocks.dtype == torch.float16
+    assert allocate_kv_cache(KV_FORMATS["float32"], 2, 3, 16, 8).key.open_blocks is None
