@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,7 @@ class Bench:
         self.report: dict[str, Any] = {
             "schema": 1,
             **describe_device(device),
-            "backend": backend_name(device),
+            "backend": _backend(device),
             "quick": quick,
             "rates": {},
             "results": [],
@@ -196,6 +197,12 @@ def _run_on_poison(inputs: Inputs) -> torch.Tensor:
     return inputs.run()
 
 
+def _backend(device: torch.device) -> str:
+    name = backend_name(device)
+    interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    return f"{name}, interpreted: its times mean nothing" if interpreted else name
+
+
 def _free_memory(device: torch.device) -> float:
     """Bytes; on the CPU a fixed figure that the CPU's cases stay far below."""
     return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 8e9
@@ -207,7 +214,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="bench attention", description=__doc__, allow_abbrev=False)
+    parser = _Parser(prog="kvoncall bench attention", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--output", type=Path, metavar="DIR", help="write attention.json and attention.md here")
     parser.add_argument("--json", action="store_true", help="print the JSON instead of the tables")

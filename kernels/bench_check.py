@@ -159,7 +159,7 @@ def _check_write(inputs: Inputs) -> Verdict:
     blocks = (slots[first.to(slots.device)] // block_size).cpu()
     errors, losses = [], []
     for part, given in ((cache.key, inputs.key), (cache.value, inputs.value)):
-        vectors = given.cpu()[tokens].transpose(1, 2).float()  # [blocks, heads, slots, head_dim]
+        vectors = given.cpu()[tokens].transpose(1, 2)  # [blocks, heads, slots, head_dim]
         codes, params = quantize(rotate(vectors) if part.fmt.rotated else vectors, part.fmt, part.scale)
         wanted = read_blocks(PagedVectors(part.fmt, codes, params, part.scale), torch.arange(len(first)), torch.float64)
         got = _read(part, blocks)

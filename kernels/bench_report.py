@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import os
 import platform
 import shutil
 import subprocess
@@ -58,6 +59,7 @@ def _cpu() -> Row:
         "type": "cpu",
         "name": _cpu_model(),
         "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 1),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "driver": None,
     }
@@ -89,10 +91,10 @@ def markdown(report: Row) -> str:
         rows = [row for row in timed if row["kind"] == kind]
         if rows:
             parts.append(f"## {title}\n\n{_legend(kind)}")
-        shapes = dict.fromkeys(row["shape"]["name"] for row in rows)
-        for name in shapes:
-            table = _table([row for row in rows if row["shape"]["name"] == name], report["rates"]["flush_us"])
-            parts += [f"### {name}", table]
+        for name in dict.fromkeys(row["shape"]["name"] for row in timed):
+            of_shape = [row for row in rows if row["shape"]["name"] == name]
+            if of_shape:
+                parts += [f"### {name}", _table(of_shape, report["rates"]["flush_us"])]
     parts.append(_not_timed(report["results"]))
     if report["notes"]:
         parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in report["notes"]))
@@ -110,7 +112,7 @@ def _head(report: Row) -> str:
         [
             f"# Attention over the paged KV cache: {device['name']}",
             "",
-            f"- {report['date']}, backend {report['backend']}{', quick' if report['quick'] else ''}, {report['seconds']} s",
+            f"- {report['date']}, {report['seconds']} s, backend {report['backend']}{', quick' * report['quick']}",
             "- blocks of 16 tokens, 32 where keys are quantized by channel (int4_kivi)",
             f"- {device['type']}: " + ", ".join(f"{key} {value}" for key, value in machine.items()),
             f"- {versions}" + (f"; absent: {absent}" if absent else ""),

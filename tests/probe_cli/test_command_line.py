@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +81,19 @@ def test_the_kernel_benches_read_their_own_flags(capsys: pytest.CaptureFixture[s
         main(["bench", "attention", "--help"])
     assert exit_.value.code == 0
     assert "--max-seconds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("what", "module"), [("attention", "kernels.bench"), ("aot", "kernels.aot")])
+def test_their_exit_code_is_the_commands(what: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[str] = []
+
+    def run_kernels(args: list[str]) -> int:
+        received.extend(args)
+        return 1
+
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(main=run_kernels))
+    assert main(["bench", what, "--json", "--capability", "90"]) == 1
+    assert received == ["--json", "--capability", "90"]
 
 
 def test_all_has_the_attention_kernels_too() -> None:
