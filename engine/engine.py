@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from engine.config import EngineConfig, ModelDims
 from engine.device import device_memory_bytes, resolve_device, resolve_dtype
-from engine.memory import MemoryPlan, plan_kv_cache
+from engine.memory import BOOKKEEPING_BYTES_PER_BLOCK, MemoryPlan, plan_kv_cache
 from engine.models.loader import load_model
 from engine.output import EngineObserver, OutputProcessor, RequestOutput, RequestTimings
 from engine.profile_run import activation_peak_bytes
@@ -48,6 +48,7 @@ class LLMEngine:
             weights_bytes=model.weights_bytes,
             activation_peak_bytes=activation_peak_bytes(config, model, self.dims),
             device_memory_bytes=device_memory_bytes(config, device),
+            bookkeeping_bytes_per_block=BOOKKEEPING_BYTES_PER_BLOCK if device.type == "cpu" else 0,
         )
         self.runner = ModelRunner(config, model, self.dims, self.plan)
         self.scheduler = Scheduler(

@@ -14,6 +14,7 @@ from engine.config import ConfigError, EngineConfig, ModelDims
 from kernels.formats import resolve_kv_format
 
 NULL_BLOCKS = 1  # block 0 pads block tables and is never handed out, as in vLLM
+BOOKKEEPING_BYTES_PER_BLOCK = 768  # what the engine remembers of a block: its record, hash, index, recent eviction
 
 
 def kv_bytes_per_block(dims: ModelDims, kv_dtype: str, block_size: int) -> int:
@@ -54,6 +55,7 @@ class MemoryPlan:
     kv_bytes_per_block: int
     kv_bytes_per_token: int  # rounded up where a block's parameters do not divide among its tokens
     open_blocks_bytes: int  # beside the pool, see open_blocks_bytes()
+    bookkeeping_bytes: int  # records of the blocks, where the engine's own process is the device; else 0
     block_size: int
     num_gpu_blocks: int
     kv_cache_size_tokens: int
@@ -73,10 +75,12 @@ def plan_kv_cache(
     weights_bytes: int,
     activation_peak_bytes: int,
     device_memory_bytes: int | None = None,
+    bookkeeping_bytes_per_block: int = 0,
 ) -> MemoryPlan:
     """Sizes the KV pool as vLLM does.
 
-    By profile: `device x --gpu-memory-utilization - weights - activation peak - open blocks`. An explicit
+    By profile: `device x --gpu-memory-utilization - weights - activation peak - open blocks`, of which each block
+    takes its own bytes and those of its bookkeeping (on a CPU, whose device is the process itself). An explicit
     `--kv-cache-memory-bytes` or `--num-gpu-blocks-override` replaces that figure without a check against
     the device: such a configuration can run out of memory, which is then a real failure.
     Raises `ConfigError` when one request of `max_model_len` would not fit into the pool.
@@ -96,13 +100,13 @@ def plan_kv_cache(
     else:
         source = "profile"
         budget = int(device * config.gpu_memory_utilization) - weights_bytes - activation_peak_bytes - open_blocks
-        if budget < (1 + NULL_BLOCKS) * per_block:
+        num_blocks = budget // (per_block + bookkeeping_bytes_per_block)
+        if num_blocks < 1 + NULL_BLOCKS:
             raise ConfigError(
                 f"no memory is left for the KV cache: {device} bytes x {config.gpu_memory_utilization} minus weights "
                 f"{weights_bytes}, activation peak {activation_peak_bytes} and open blocks {open_blocks} gives "
                 f"{budget}; raise --device-memory or --gpu-memory-utilization, or lower --max-num-batched-tokens"
             )
-        num_blocks = num_blocks_for(budget, dims, kv_dtype, config.block_size)
     usable_blocks = max(0, num_blocks - NULL_BLOCKS)
     tokens = usable_blocks * config.block_size
     blocks_per_request = -(-max_model_len // config.block_size)
@@ -121,6 +125,7 @@ def plan_kv_cache(
         kv_bytes_per_block=per_block,
         kv_bytes_per_token=kv_bytes_per_token(dims, kv_dtype, config.block_size),
         open_blocks_bytes=open_blocks,
+        bookkeeping_bytes=num_blocks * bookkeeping_bytes_per_block,
         block_size=config.block_size,
         num_gpu_blocks=num_blocks,
         kv_cache_size_tokens=tokens,

@@ -299,6 +299,7 @@ class EngineMetrics(Collector):
                 "activation_peak": plan.activation_peak_bytes,
                 "kv_cache": plan.kv_cache_bytes,
                 "open_blocks": plan.open_blocks_bytes,
+                "bookkeeping": plan.bookkeeping_bytes,
             },
             "part",
         )

@@ -52,6 +52,7 @@ class TargetFacts:
     kv_bytes_per_block: int | None = None
     kv_bytes_per_token: int | None = None
     open_blocks_bytes: int | None = None
+    bookkeeping_bytes: int | None = None
     block_size: int | None = None
     num_gpu_blocks: int | None = None
     kv_cache_size_tokens: int | None = None
@@ -128,6 +129,7 @@ def _from_debug_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
         "kv_bytes_per_block",
         "kv_bytes_per_token",
         "open_blocks_bytes",
+        "bookkeeping_bytes",
         "block_size",
         "num_gpu_blocks",
         "kv_cache_size_tokens",

@@ -247,6 +247,7 @@ PLAN_ROWS = (
     ("activation_peak_bytes", "Peak of activations", True),
     ("kv_cache_bytes", "KV cache", True),
     ("open_blocks_bytes", "Blocks not full yet, in full precision", True),
+    ("bookkeeping_bytes", "Records of the blocks", True),
     ("kv_bytes_per_token", "KV per token", True),
     ("block_size", "Tokens per block", False),
     ("num_gpu_blocks", "Blocks (the null block included)", False),

@@ -74,17 +74,20 @@ def _pool_by_profile(draft: Draft, activation: int | None) -> None:
     if pool <= fits:
         draft.refuse(flag, None, f"not the cause: the pool of {size(pool)} is within the {size(fits)} that fit")
         return
-    weights, peak, open_blocks = facts.weights_bytes or 0, activation or 0, facts.open_blocks_bytes or 0
-    beside = weights + peak + open_blocks
-    measured = "activation peak" if facts.activation_peak_bytes else "failed allocation (a lower bound)"
-    terms = f"weights {size(weights)} + {measured} {size(peak)}"
-    terms += f" + open blocks {size(open_blocks)}" if open_blocks else ""
+    parts = {
+        "weights": facts.weights_bytes or 0,
+        "activation peak" if facts.activation_peak_bytes else "failed allocation (a lower bound)": activation or 0,
+        "open blocks": facts.open_blocks_bytes or 0,
+        "pool": pool,
+        "its records": facts.bookkeeping_bytes or 0,
+    }
+    terms = " + ".join(f"{name} {size(count)}" for name, count in parts.items() if count)
     draft.propose(
         flag,
         None,
-        why=f"{terms} + pool {size(pool)} = {size(beside + pool)}, and the device has "
-        f"{size(facts.device_memory_bytes or 0)}. Budget {size(beside + fits)} - {size(beside)} leaves {size(fits)} "
-        f"for the pool ({_tokens_in(facts, fits)} tokens); without the flag the engine sizes it so.",
+        why=f"{terms} = {size(sum(parts.values()))}, and the device has {size(facts.device_memory_bytes or 0)}. The "
+        f"budget leaves {size(fits)} for the pool ({_tokens_in(facts, fits)} tokens); without the flag the engine "
+        "sizes it so.",
         expected=f"pool {size(pool)} -> about {size(max(0, fits))}, as the profile measures at start",
         cost=f"the pool holds {_tokens_in(facts, fits)} tokens instead of {facts.kv_cache_size_tokens}: fewer long "
         "requests at once",

@@ -152,8 +152,9 @@ def _without_override(draft: Draft) -> int | None:
 
 
 def pool_that_fits(facts: TargetFacts, *, activation_bytes: int | None = None) -> int | None:
-    """Device x utilization - weights - activation peak - open blocks, in bytes; None when one is unknown.
+    """Device x utilization - weights - activation peak, in bytes; None when one is unknown.
 
+    Open blocks, and the bookkeeping that comes with every block of the pool, are taken off where the engine has them.
     The utilization is the one in force, or the engine's default where the pool is sized explicitly and it is unset.
     """
     activation = facts.activation_peak_bytes if activation_bytes is None else activation_bytes
@@ -163,7 +164,10 @@ def pool_that_fits(facts: TargetFacts, *, activation_bytes: int | None = None) -
     if facts.device_memory_bytes is None or facts.weights_bytes is None or activation is None or utilization is None:
         return None
     budget = int(facts.device_memory_bytes * utilization)
-    return budget - facts.weights_bytes - activation - (facts.open_blocks_bytes or 0)
+    left = budget - facts.weights_bytes - activation - (facts.open_blocks_bytes or 0)
+    if not facts.bookkeeping_bytes or not facts.kv_cache_bytes:
+        return left
+    return left * facts.kv_cache_bytes // (facts.kv_cache_bytes + facts.bookkeeping_bytes)
 
 
 def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: bool) -> None:

@@ -135,16 +135,25 @@ def test_a_context_beyond_the_models_is_refused() -> None:
     st.sampled_from([8, 16, 24, 32]),
     st.integers(0, 15),
     st.sampled_from(KV_CACHE_DTYPES),
+    st.sampled_from([0, 768]),
 )
 def test_a_profiled_plan_never_exceeds_its_share(
-    mib: int, utilization: float, block_size: int, peak_mib: int, kv_dtype: str
+    mib: int, utilization: float, block_size: int, peak_mib: int, kv_dtype: str, records: int
 ) -> None:
     config = EngineConfig(
         device_memory=mib * MIB, gpu_memory_utilization=utilization, block_size=block_size, kv_cache_dtype=kv_dtype
     )
-    plan = plan_kv_cache(config, TESTBED, weights_bytes=MIB, activation_peak_bytes=peak_mib * MIB // 4)
+    plan = plan_kv_cache(
+        config,
+        TESTBED,
+        weights_bytes=MIB,
+        activation_peak_bytes=peak_mib * MIB // 4,
+        bookkeeping_bytes_per_block=records,
+    )
     total = plan.kv_cache_bytes + plan.open_blocks_bytes + plan.weights_bytes + plan.activation_peak_bytes
+    total += plan.bookkeeping_bytes
     assert total <= mib * MIB * utilization
-    assert total + kv_bytes_per_block(TESTBED, kv_dtype, block_size) > mib * MIB * utilization - 1
+    assert total + kv_bytes_per_block(TESTBED, kv_dtype, block_size) + records > mib * MIB * utilization - 1
+    assert plan.bookkeeping_bytes == plan.num_gpu_blocks * records
     assert plan.kv_cache_bytes == plan.num_gpu_blocks * plan.kv_bytes_per_block
     assert plan.kv_bytes_per_token * block_size - plan.kv_bytes_per_block in range(block_size)

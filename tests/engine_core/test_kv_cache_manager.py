@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from engine.kv_cache_manager import KVCacheManager
+from engine.memory import BOOKKEEPING_BYTES_PER_BLOCK
 from engine.request import Request, SamplingParams
 
 
@@ -194,6 +197,22 @@ def test_blocks_computed_again_after_preemption_and_eviction_are_cached_again() 
     manager.free(intruder)
     compute(manager, victim)
     assert len(manager.get_computed_blocks(request_of([1, 2, 3]))) == 1
+
+
+def test_bookkeeping_of_a_full_and_much_used_pool_stays_within_its_plan() -> None:
+    num_blocks = 3000
+    tracemalloc.start()
+    try:
+        manager = KVCacheManager(num_blocks, 4)
+        for turn in range(5 * num_blocks // 100):
+            request = request_of([turn] * 400)
+            assert compute(manager, request)
+            manager.free(request)
+        del request
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert BOOKKEEPING_BYTES_PER_BLOCK / 2 < used / num_blocks < BOOKKEEPING_BYTES_PER_BLOCK
 
 
 def test_prompt_logprobs_need_every_position_and_skip_the_cache() -> None:

@@ -63,8 +63,9 @@ def serve(model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
 
 
-def test_a_pool_sized_by_profile_serves_the_load(wide_model: Path) -> None:
-    result = serve(wide_model, "--max-num-seqs", "4")
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8_per_token_head", "int4_symmetric", "int4_kivi"])
+def test_a_pool_sized_by_profile_serves_the_load(wide_model: Path, kv_cache_dtype: str) -> None:
+    result = serve(wide_model, "--max-num-seqs", "4", "--kv-cache-dtype", kv_cache_dtype)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("finished") == 3
 
@@ -118,14 +119,15 @@ def test_the_measured_peak_follows_the_token_budget(wide_model: Path, lab: Any) 
 
 def test_the_plan_adds_up_and_the_pool_is_resident(wide_model: Path, lab: Any) -> None:
     before = device_module._status_bytes("RssAnon")
-    engine: LLMEngine = lab.make_engine(wide_model, device_memory=256 * MIB, max_num_batched_tokens=512)
+    engine: LLMEngine = lab.make_engine(wide_model, device_memory=256 * MIB, max_num_batched_tokens=512, block_size=16)
     plan = engine.plan
     pool = sum(cache.nbytes for cache in engine.runner.kv_caches)
     assert plan.source == "profile"
     assert pool == plan.kv_cache_bytes > 128 * MIB
     assert plan.weights_bytes == engine.runner.model.weights_bytes > 0
     budget = 256 * MIB * engine.config.gpu_memory_utilization
-    assert 0 <= budget - (plan.weights_bytes + plan.activation_peak_bytes + pool) < pool / plan.num_gpu_blocks
+    spent = plan.weights_bytes + plan.activation_peak_bytes + pool + plan.bookkeeping_bytes
+    assert 0 <= budget - spent < (pool + plan.bookkeeping_bytes) / plan.num_gpu_blocks
     assert device_module._status_bytes("RssAnon") - before > 0.9 * pool
 
 

@@ -19,10 +19,12 @@ DIMS = ModelDims("LlamaForCausalLM", 4, 4, 2, 32, 128, 256, 936, 2048, "float32"
 PER_TOKEN = 2048  # 2 x 4 layers x 2 KV heads x 32 x 4 B
 
 
-def debug_engine(args: list[str], *, weights: int = 3 * MIB, peak: int = 20 * MIB) -> dict[str, Any]:
+def debug_engine(args: list[str], *, weights: int = 3 * MIB, peak: int = 20 * MIB, records: int = 0) -> dict[str, Any]:
     """What /debug/engine of the embedded engine tells for these flags."""
     config = EngineConfig.from_args(args)
-    plan = plan_kv_cache(config, DIMS, weights_bytes=weights, activation_peak_bytes=peak)
+    plan = plan_kv_cache(
+        config, DIMS, weights_bytes=weights, activation_peak_bytes=peak, bookkeeping_bytes_per_block=records
+    )
     return {
         "engine": "kvoncall",
         "version": "0.1.0",
@@ -52,8 +54,8 @@ def test_bytes_per_token_of_the_example() -> None:
 @pytest.mark.parametrize("kv_dtype", KV_CACHE_DTYPES)
 def test_pool_bytes_are_exact_in_every_format(kv_dtype: str) -> None:
     args = ["--kv-cache-dtype", kv_dtype, "--block-size", "24", "--device-memory", "128MiB"]
-    plan = debug_engine(args)["memory_plan"]
-    facts = facts_of(args)
+    told = debug_engine(args, records=768)
+    plan, facts = told["memory_plan"], from_facts(told)
     assert facts.kv_cache_bytes == plan["kv_cache_bytes"]
     fits = pool_that_fits(facts)
     assert fits is not None
