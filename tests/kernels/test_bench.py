@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import attention, bench, bench_timing, oracle
+from kernels import attention, bench, bench_check, bench_timing, oracle
 from kernels.bench_cases import (
     GPU_FORMATS,
     GPU_SHAPES,
@@ -44,7 +44,7 @@ def inputs_of(case: BenchCase) -> Inputs:
     return make_inputs(case, make_pool([case], CPU))
 
 
-def check(inputs: Inputs, output: torch.Tensor, samples: int = 3) -> Verdict:
+def check(inputs: Inputs, output: torch.Tensor, samples: int | None = None) -> Verdict:
     return Reference(inputs, samples).check(output)
 
 
@@ -155,6 +155,17 @@ def test_a_result_is_compared_and_poison_is_seen() -> None:
     assert not check(inputs, output * 1.001).right
     output[1, 0, 0] = torch.nan
     assert check(inputs, output).error == float("inf")
+
+
+def test_fewer_rows_of_long_contexts_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BenchCase("prefill", TINY, "float32", "float32", 3, 50, 19)
+    short = Reference(inputs_of(case))
+    monkeypatch.setattr(bench_check, "LONG_CONTEXT", 49)
+    long = Reference(inputs_of(case))
+    assert (len(short.tokens), len(short.heads)) == (3, 2)
+    assert (len(long.tokens), len(long.heads)) == (2, 1)
+    assert long.check(long.inputs.run()).right
+    assert short.tokens[0] == long.tokens[0] == 3 * 19 - 1  # the last query, which sees the most
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
