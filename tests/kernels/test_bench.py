@@ -148,6 +148,22 @@ def test_sdpa_over_gathered_pages_is_right(shape: Any, query_len: int) -> None:
         assert check(inputs, side.run(), samples=8).error < 2e-2
 
 
+@pytest.mark.parametrize(
+    ("kv_format", "dtype", "allowed"),
+    [
+        ("float16", "float16", 2e-3),
+        ("bfloat16", "bfloat16", 1e-2),
+        ("int4_kivi", "float16", 2e-3),
+        ("int8_per_token_head", "bfloat16", 1e-2),
+        ("bfloat16", "float32", 1e-2),
+        ("fp8_e5m2", "float32", 2e-3),
+        ("float32", "float32", 1e-4),
+    ],
+)
+def test_tolerances(kv_format: str, dtype: str, allowed: float) -> None:
+    assert Reference(inputs_of(BenchCase("decode", TINY, kv_format, dtype, 2, 20))).tolerance == allowed
+
+
 def test_a_result_is_compared_and_poison_is_seen() -> None:
     inputs = inputs_of(BenchCase("decode", TINY, "float32", "float32", 3, 50))
     output = inputs.run()
