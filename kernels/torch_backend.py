@@ -1,8 +1,9 @@
 """The CPU backend: attention and cache writes with torch operators, on the paged pool of any format.
 
-Decodes (`kernels.torch_decode`), prefill chunks (`kernels.torch_prefill`), writes (`kernels.torch_write`) and latent
-attention (`kernels.torch_mla`) share what `kernels.torch_plan` derives from a step's metadata. Arithmetic is float32
-whatever the cache holds. The content of slots without a token never matters.
+Decodes over floating-point caches (`kernels.torch_ragged`) and over the others (`kernels.torch_decode`), prefill chunks
+(`kernels.torch_prefill`), writes (`kernels.torch_write`) and latent attention (`kernels.torch_mla`) share what
+`kernels.torch_plan` derives from a step's metadata. Arithmetic is float32; decodes round weights to a 16-bit cache's
+dtype. The content of slots without a token never matters.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kernels.torch_decode import decode
 from kernels.torch_mla import mla_attention, write_latent
 from kernels.torch_plan import PlanKey, plan_for
 from kernels.torch_prefill import attend_chunk
+from kernels.torch_ragged import decode_in_place, serves
 from kernels.torch_write import reshape_and_cache
 
 __all__ = ["mla_attention", "paged_attention", "reshape_and_cache", "write_latent"]
@@ -38,10 +40,9 @@ def paged_attention(
     if cache.key.fmt.rotated:
         q = rotate(q)
     out = torch.zeros(query.shape, dtype=torch.float32)
-    if plan.decode is not None:
-        seqs, n = plan.decode.seqs, metadata.num_decodes
-        q_decode = q[:n] if seqs is None else q.index_select(0, seqs)
-        out[slice(n) if seqs is None else seqs] = decode(q_decode, cache, plan.decode, options, attention_mass)
+    if plan.decodes is not None:
+        decoder = decode_in_place if serves(cache) else decode
+        decoder(q, cache, plan.decodes, options, attention_mass, out)
     for chunk in plan.chunks:
         mass = None if attention_mass is None else attention_mass[chunk.seq]
         for start, end, piece in attend_chunk(q, cache, chunk, options, mass):

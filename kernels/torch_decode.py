@@ -1,8 +1,7 @@
 """Decodes with torch operators: dense batches of tiles, in pieces whose keys or values stay in the CPU's cache.
 
 Scores of all tiles, softmax across each sequence's tiles, then values by weight. Quantized codes are multiplied as
-they are: a key's scale and minimum are applied to its score, a value's to its weight. float32 caches are not gathered
-at all where torch can do without (`kernels.torch_csr`).
+they are: a key's scale and minimum are applied to its score, a value's to its weight.
 """
 
 from __future__ import annotations
@@ -15,39 +14,41 @@ from torch import Tensor
 from kernels.attention import AttentionOptions
 from kernels.formats import Grouping
 from kernels.kv_cache import LayerKVCache, PagedVectors
-from kernels.torch_csr import scores_in_place, serves, weighted_sum_in_place
 from kernels.torch_gather import gather_numbers, token_params
-from kernels.torch_plan import DecodePlan
+from kernels.torch_plan import Decodes
+from kernels.torch_tiles import TilePlan, tile_plan
 
 
 def decode(
-    q: Tensor, cache: LayerKVCache, plan: DecodePlan, options: AttentionOptions, attention_mass: Tensor | None
-) -> Tensor:
-    """Attention of one query for each of the plan's sequences: q and result float32 [num_seqs, num_q_heads, head_dim].
+    q: Tensor,
+    cache: LayerKVCache,
+    decodes: Decodes,
+    options: AttentionOptions,
+    attention_mass: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Attention of the decodes: q float32 [num_tokens, num_q_heads, head_dim], result in out, alike.
 
     Queries and results are rotated where keys and values are stored rotated.
     """
-    num_seqs, num_q_heads, head_dim = q.shape
+    plan = tile_plan(decodes)
+    num_q_heads, head_dim = q.shape[1:]
     group = num_q_heads // cache.num_kv_heads
-    queries = q * options.scale
-    if plan.tile_seq is not None:
-        queries = queries.index_select(0, plan.tile_seq)
+    queries = q.index_select(0, plan.tile_queries).mul_(options.scale)
     scores = _scores(queries.view(-1, group, head_dim), cache.key, plan)
     if options.soft_cap is not None:
         scores.div_(options.soft_cap).tanh_().mul_(options.soft_cap)
-    weights = scores.view(-1, num_q_heads, scores.shape[2])
-    if plan.hidden is not None:
-        weights.masked_fill_(plan.hidden[:, None], float("-inf"))
+    if (hidden := plan.hidden_entries(num_q_heads)) is not None:
+        scores.view(-1).index_fill_(0, hidden, float("-inf"))
+    weights = scores.view(-1, num_q_heads, plan.tile_tokens)
     if plan.tile_seq is None:
         torch.softmax(weights, -1, out=weights)
     else:
         weights.mul_(tile_shares(softmax_of_tiles(weights), plan)[:, :, None])
     if attention_mass is not None:
-        _add_mass(attention_mass, weights.view(-1, cache.num_kv_heads, group, scores.shape[2]).sum(2), plan)
+        _add_mass(attention_mass, weights.view(-1, cache.num_kv_heads, group, plan.tile_tokens).sum(2), plan)
     attended = _weighted_sum(scores, cache.value, plan).view(-1, num_q_heads, head_dim)
-    if plan.tile_seq is None:
-        return attended
-    return attended.new_zeros((num_seqs, num_q_heads, head_dim)).index_add_(0, plan.tile_seq, attended)
+    out.index_add_(0, plan.tile_queries, attended)
 
 
 def softmax_of_tiles(scores: Tensor) -> Tensor:
@@ -57,11 +58,11 @@ def softmax_of_tiles(scores: Tensor) -> Tensor:
     return highest.sub_(scores.amax(-1).log_())  # the largest weight is 1 / sum(exp(score - highest))
 
 
-def tile_shares(log_sums: Tensor, plan: DecodePlan) -> Tensor:
+def tile_shares(log_sums: Tensor, plan: TilePlan) -> Tensor:
     """Each tile's share [tiles, heads] of its sequence's softmax, from the tiles' logsumexp."""
     if plan.tile_seq is None:
         return torch.ones_like(log_sums)
-    shape = (plan.num_seqs, log_sums.shape[1])
+    shape = (plan.seqs.shape[0], log_sums.shape[1])
     index = plan.tile_seq[:, None].expand_as(log_sums)
     highest = log_sums.new_full(shape, float("-inf")).scatter_reduce_(0, index, log_sums, "amax")
     shares = (log_sums - highest.index_select(0, plan.tile_seq)).exp_()
@@ -69,14 +70,12 @@ def tile_shares(log_sums: Tensor, plan: DecodePlan) -> Tensor:
     return shares.div_(sums.index_select(0, plan.tile_seq))
 
 
-def _scores(queries: Tensor, part: PagedVectors, plan: DecodePlan) -> Tensor:
+def _scores(queries: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor:
     """[tiles * num_kv_heads, group, tile_tokens] of queries [tiles * num_kv_heads, group, head_dim], already scaled."""
-    if serves(part):
-        return scores_in_place(queries, part, plan)
     params = token_params(part, plan.block_rows, plan.open_blocks)
     if params.factor != 1.0:
         queries = queries * params.factor
-    scores = queries.new_empty((*queries.shape[:2], plan.positions.shape[1]))
+    scores = queries.new_empty((*queries.shape[:2], plan.tile_tokens))
     for rows, keys in _tiles(part, plan, clean=False):
         torch.bmm(queries[rows], keys.transpose(1, 2), out=scores[rows])
     if params.scale is not None:
@@ -86,13 +85,11 @@ def _scores(queries: Tensor, part: PagedVectors, plan: DecodePlan) -> Tensor:
     return scores
 
 
-def _weighted_sum(weights: Tensor, part: PagedVectors, plan: DecodePlan) -> Tensor:
+def _weighted_sum(weights: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor:
     """[tiles * num_kv_heads, group, head_dim] of weights [tiles * num_kv_heads, group, tile_tokens]; changes them.
 
     Slots without a token may hold NaN, which times a weight of zero is NaN: parameters and values are cleaned of it.
     """
-    if serves(part):
-        return weighted_sum_in_place(weights, part, plan)
     params = token_params(part, plan.block_rows, plan.open_blocks)
     low_sum = None
     if params.low is not None:
@@ -108,21 +105,20 @@ def _weighted_sum(weights: Tensor, part: PagedVectors, plan: DecodePlan) -> Tens
     return attended if low_sum is None else attended.add_(low_sum)
 
 
-def _clean(params: Tensor, plan: DecodePlan) -> Tensor:
+def _clean(params: Tensor, plan: TilePlan) -> Tensor:
     """params [tiles * num_kv_heads * tile_blocks, block_size] as [tiles * num_kv_heads, 1, tile_tokens], hidden: 0."""
-    num_tiles, num_kv_heads, _ = plan.block_rows.shape
-    params = params.reshape(num_tiles, num_kv_heads, -1)
-    if plan.hidden is not None:
-        params.masked_fill_(plan.hidden[:, None], 0.0)
-    return params.view(num_tiles * num_kv_heads, 1, -1)
+    params = params.reshape(-1)
+    if (hidden := plan.hidden_entries(plan.block_rows.shape[1])) is not None:
+        params.index_fill_(0, hidden, 0.0)
+    return params.view(-1, 1, plan.tile_tokens)
 
 
-def _tiles(part: PagedVectors, plan: DecodePlan, *, clean: bool) -> Iterator[tuple[slice, Tensor]]:
+def _tiles(part: PagedVectors, plan: TilePlan, *, clean: bool) -> Iterator[tuple[slice, Tensor]]:
     """Piece by piece: rows of [tiles * num_kv_heads] and their numbers [rows, tile_tokens, head_dim].
 
     clean: zeros in place of tokens that no query sees. The next piece overwrites the numbers.
     """
-    num_kv_heads, num_tokens = plan.block_rows.shape[1], plan.positions.shape[1]
+    num_kv_heads = plan.block_rows.shape[1]
     for piece in plan.pieces:
         block_rows = plan.block_rows[piece.first : piece.last].flatten()
         numbers = gather_numbers(part, block_rows, piece.open_blocks, plan.scratch)
@@ -131,14 +127,11 @@ def _tiles(part: PagedVectors, plan: DecodePlan, *, clean: bool) -> Iterator[tup
             numbers.index_fill_(0, piece.hidden, 0.0)
         yield (
             slice(piece.first * num_kv_heads, piece.last * num_kv_heads),
-            numbers.view(-1, num_tokens, numbers.shape[1]),
+            numbers.view(-1, plan.tile_tokens, numbers.shape[1]),
         )
 
 
-def _add_mass(attention_mass: Tensor, weights: Tensor, plan: DecodePlan) -> None:
+def _add_mass(attention_mass: Tensor, weights: Tensor, plan: TilePlan) -> None:
     """weights: [tiles, num_kv_heads, tile_tokens], zero where hidden."""
-    seqs = torch.arange(plan.num_seqs) if plan.seqs is None else plan.seqs
-    if plan.tile_seq is not None:
-        seqs = seqs.index_select(0, plan.tile_seq)
-    where = (seqs[:, None, None], torch.arange(weights.shape[1])[:, None], plan.positions[:, None])
+    where = (plan.tile_queries[:, None, None], torch.arange(weights.shape[1])[:, None], plan.positions[:, None])
     attention_mass.index_put_(where, weights, accumulate=True)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kernels.attention import AttentionMetadata
 from kernels.torch_decode import softmax_of_tiles, tile_shares
-from kernels.torch_plan import Chunk, DecodePlan, PlanKey, plan_for
+from kernels.torch_plan import Chunk, PlanKey, plan_for
+from kernels.torch_tiles import TilePlan, tile_plan
 
 # Elements of latents gathered at once, or one sequence's when those are more; and of scores, or one query's.
 WORKSPACE_ELEMENTS = 1 << 18
@@ -36,19 +37,18 @@ def mla_attention(q_latent: Tensor, q_rope: Tensor, cache: Tensor, metadata: Att
     key = PlanKey(num_blocks, 1, block_size, width, num_tokens, WORKSPACE_ELEMENTS)
     plan = plan_for(metadata, key)
     q = torch.cat([q_latent, q_rope], -1).to(torch.promote_types(cache.dtype, torch.float32)).mul_(scale)
-    out = torch.zeros(q_latent.shape, dtype=q_latent.dtype)
-    if plan.decode is not None:
-        tokens = plan.decode.seqs
-        attended = _decode(q[: metadata.num_decodes] if tokens is None else q[tokens], cache, plan.decode, rank)
-        out[slice(metadata.num_decodes) if tokens is None else tokens] = attended.to(out.dtype)
+    out = torch.zeros(q_latent.shape, dtype=q.dtype)
+    if plan.decodes is not None:
+        tiles = tile_plan(plan.decodes)
+        out.index_add_(0, tiles.tile_queries, _decode(q, cache, tiles, rank))
     for chunk in plan.chunks:
         _attend_chunk(q, cache, chunk, out)
-    return out
+    return out.to(q_latent.dtype)
 
 
-def _decode(q: Tensor, cache: Tensor, plan: DecodePlan, rank: int) -> Tensor:
-    """q: [num_seqs, num_heads, width], scaled. Returns [num_seqs, num_heads, rank]."""
-    queries = q if plan.tile_seq is None else q.index_select(0, plan.tile_seq)
+def _decode(q: Tensor, cache: Tensor, plan: TilePlan, rank: int) -> Tensor:
+    """q: [num_tokens, num_heads, width], scaled. Returns [tiles, num_heads, rank], to be added up by sequence."""
+    queries = q.index_select(0, plan.tile_queries)
     attended = q.new_empty((*queries.shape[:2], rank))
     log_sums = q.new_empty(queries.shape[:2])
     for piece in plan.pieces:
@@ -62,10 +62,7 @@ def _decode(q: Tensor, cache: Tensor, plan: DecodePlan, rank: int) -> Tensor:
             scores.masked_fill_(plan.hidden[tiles, None], float("-inf"))
         log_sums[tiles] = softmax_of_tiles(scores)
         torch.bmm(scores, latents[:, :, :rank], out=attended[tiles])
-    if plan.tile_seq is None:
-        return attended
-    attended.mul_(tile_shares(log_sums, plan)[:, :, None])
-    return attended.new_zeros((*q.shape[:2], rank)).index_add_(0, plan.tile_seq, attended)
+    return attended if plan.tile_seq is None else attended.mul_(tile_shares(log_sums, plan)[:, :, None])
 
 
 def _attend_chunk(q: Tensor, cache: Tensor, chunk: Chunk, out: Tensor) -> None:
@@ -80,7 +77,7 @@ def _attend_chunk(q: Tensor, cache: Tensor, chunk: Chunk, out: Tensor) -> None:
         hidden = torch.ones((end - start, visible), dtype=torch.bool).triu_(visible - (end - start) + 1)
         weights = torch.softmax(scores.masked_fill_(hidden[:, None], float("-inf")), -1)
         attended = weights.view(-1, visible) @ latents[:visible, : out.shape[2]]
-        out[start:end] = attended.view(end - start, num_heads, -1).to(out.dtype)
+        out[start:end] = attended.view(end - start, num_heads, -1)
 
 
 def _gather(cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:

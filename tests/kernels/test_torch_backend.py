@@ -18,7 +18,7 @@ from kernels.formats import KV_FORMATS
 from kernels.kv_cache import allocate_kv_cache
 from kernels.torch_gather import gather_vectors
 
-# Of the relative error's norm, by the query's dtype: what rounding the result costs.
+# Of the relative error's norm, by dtype: what rounding the result costs, or weights over a 16-bit cache.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 QUANTIZED = [name for name, fmt in KV_FORMATS.items() if fmt.quantized]
 
@@ -40,11 +40,15 @@ def relative_error(result: Tensor, expected: Tensor) -> float:
     return float((result.double() - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
+def tolerance(case: Any) -> float:
+    return max(TOLERANCE[case.query.dtype], TOLERANCE.get(case.cache.value.codes.dtype, 0))
+
+
 def assert_matches_oracle(case: Any) -> None:
     result, expected = attend(case), case.expected()
     assert result.isfinite().all()
     assert result[expected.eq(0).all(-1)].eq(0).all()
-    assert relative_error(result, expected) <= TOLERANCE[case.query.dtype]
+    assert relative_error(result, expected) <= tolerance(case)
 
 
 @st.composite
@@ -85,7 +89,7 @@ def test_any_batch_in_any_format_matches_the_oracle(
         assert_matches_oracle(case)
         mass = torch.full((len(arguments["seq_lens"]), arguments["num_kv_heads"], case.metadata.max_seq_len + 3), 0.5)
         result = paged_attention(case.query, case.cache, case.fresh_metadata(), case.options, mass)
-    assert relative_error(result, case.expected()) <= TOLERANCE[case.query.dtype]
+    assert relative_error(result, case.expected()) <= tolerance(case)
     expected = case.expected_mass()
     assert mass[:, :, expected.shape[2] :].eq(0.5).all()
     assert relative_error(mass[:, :, : expected.shape[2]] - 0.5, expected) <= 1e-5
@@ -167,7 +171,7 @@ def test_queries_before_the_first_key_are_zero(make_case: Callable[..., Any]) ->
 @pytest.mark.parametrize("name", KV_FORMATS)
 def test_decode_equals_prefill_of_one_token(name: str, options: dict[str, Any], make_case: Callable[..., Any]) -> None:
     case = make_case([5, 16, 17, 40], [1, 1, 1, 1], 4, kv_format=name, **options)
-    torch.testing.assert_close(attend(case), attend(case, num_decodes=0), rtol=1e-5, atol=1e-5)
+    assert relative_error(attend(case), attend(case, num_decodes=0)) <= tolerance(case)
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 6, "sink_tokens": 2}, {"soft_cap": 2.0}])
@@ -228,8 +232,8 @@ def test_query_may_be_a_view_of_a_fused_projection(make_case: Callable[..., Any]
     assert_matches_oracle(case)
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", *QUANTIZED])
-def test_any_cache_under_a_float_query_is_exact(name: str, make_case: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("name", ["float32", *QUANTIZED])
+def test_a_float_query_sees_no_more_error_than_float32_has(name: str, make_case: Callable[..., Any]) -> None:
     case = make_case([9, 30, 7, 64], [1, 1, 5, 1], 2, kv_format=name)
     assert relative_error(attend(case), case.expected()) <= 2e-6
 
