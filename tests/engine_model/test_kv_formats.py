@@ -108,6 +108,16 @@ def test_formats_with_bits_to_spare_keep_every_answer_and_plain_int4_moves_the_l
     assert errors["int4_kivi"] < errors["int4_symmetric"]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8k_int4v", "int4_kivi"])
+def test_a_half_precision_model_on_every_kind_of_cache(kv_cache_dtype: str, dtype: str, lab: Any) -> None:
+    engine = make_engine(lab, kv_cache_dtype, dtype=dtype)
+    prompts = prompts_of(engine)[:2]
+    got = logits_of(lab, engine, prompts).float()
+    assert 0 < relative_error(got, logits_of(lab, make_engine(lab, "float32"), prompts)) < 0.08
+    assert engine.plan.open_blocks_bytes in (0, 4 * 4 * 2 * 2 * BLOCK * 32 * 2)  # 4 rows, 4 layers, 2 heads, K and V
+
+
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 def test_the_pool_takes_the_bytes_that_the_plan_reports(kv_cache_dtype: str, lab: Any) -> None:
     engine = make_engine(lab, kv_cache_dtype, max_num_batched_tokens=64)
@@ -162,7 +172,8 @@ def test_kivi_is_the_same_for_chunks_of_whole_blocks_and_prefix_hits(lab: Any) -
 
 
 def test_a_request_keeps_its_open_block_until_it_is_preempted(monkeypatch: pytest.MonkeyPatch, lab: Any) -> None:
-    prompts = prompts_of(make_engine(lab, "int4_kivi"))
+    exact = make_engine(lab, "float32")
+    prompts = prompts_of(exact)
     engine = make_tight_engine(lab, "int4_kivi", prompts)
     runner = engine.runner
     build_batch, preempt = runner._build_batch, runner.preempt
@@ -181,6 +192,6 @@ def test_a_request_keeps_its_open_block_until_it_is_preempted(monkeypatch: pytes
 
     monkeypatch.setattr(runner, "_build_batch", spied_build_batch)
     monkeypatch.setattr(runner, "preempt", spied_preempt)
-    lab.generate(engine, prompts, ANSWER)
+    assert lab.generate(engine, prompts, ANSWER) == lab.generate(exact, prompts, ANSWER)
     assert engine.stats().preemptions_total > 0
     assert not rows
