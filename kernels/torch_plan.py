@@ -67,6 +67,8 @@ class Visible:
 
     def blocks(self, seqs: Ints, places: Ints) -> Ints:
         """Index into the block table of the visible block at each place; seqs: into these arrays."""
+        if not self.first.any():
+            return places
         sinks = self.sink_blocks[seqs]
         return np.where(places < sinks, places, places + (self.first[seqs] - sinks))
 
@@ -150,13 +152,15 @@ def open_blocks_at(is_open: NDArray[np.bool_], open_rows: Ints, num_kv_heads: in
 
 def _visible(lens: Ints, first_query: Ints, key: PlanKey) -> Visible:
     """What queries from position first_query on see of sequences of these lengths."""
-    start = np.zeros_like(lens)
-    if key.sliding_window is not None:
-        start = np.maximum(first_query - key.sliding_window + 1, 0)
+    ends = -(-lens // key.block_size)
+    if key.sliding_window is None:
+        nothing = np.zeros_like(lens)
+        return Visible(lens, nothing, nothing, nothing, nothing, ends)
+    start = np.maximum(first_query - key.sliding_window + 1, 0)
     first = start // key.block_size
     sink_end = np.minimum(key.sink_tokens, start)
     sink_blocks = np.minimum(-(-sink_end // key.block_size), first)
-    return Visible(lens, start, sink_end, sink_blocks, first, -(-lens // key.block_size))
+    return Visible(lens, start, sink_end, sink_blocks, first, ends)
 
 
 def _open_rows(metadata: AttentionMetadata, key: PlanKey) -> Ints | None:

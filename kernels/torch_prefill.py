@@ -30,11 +30,8 @@ def attend_chunk(
     attention_mass: float32 [num_kv_heads, at least seq_len], the sequence's, or None.
     """
     num_kv_heads, head_dim = cache.num_kv_heads, cache.head_dim
-    positions = _positions(chunk)
     keys, values = (
-        gather_vectors(part, chunk.block_rows.flatten(), chunk.open_blocks).view(num_kv_heads, 1, -1, head_dim)[
-            :, :, : positions.shape[0]
-        ]
+        gather_vectors(part, chunk.block_rows.flatten(), chunk.open_blocks).view(num_kv_heads, 1, -1, head_dim)
         for part in (cache.key, cache.value)
     )
     weights_needed = attention_mass is not None or options.soft_cap is not None
@@ -42,28 +39,31 @@ def attend_chunk(
         first = chunk.seq_len - chunk.end + start  # the first query's position
         last = first + end - start
         seen = _seen(chunk, options, first, last)
-        k, v, at = (_columns(t, dim, seen) for t, dim in ((keys, 2), (values, 2), (positions, 0)))
+        k, v = _columns(keys, seen), _columns(values, seen)
         q = query[start:end].reshape(end - start, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-        mask = None
-        if weights_needed or at.shape[0] != end - start or options.sliding_window is not None:
-            mask = _mask(torch.arange(first, last), at, options)
-        if not weights_needed:
-            k, v = (t.expand(-1, q.shape[1], -1, -1) for t in (k, v))
-            attended = functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=options.scale
-            )
-        else:
-            assert mask is not None
-            weights = _weights(q, k, mask, options)
+        if weights_needed:
+            weights = _weights(q, k, _mask(first, last, chunk, seen, options), options)
             if attention_mass is not None:
-                attention_mass.index_add_(1, at, weights.sum((1, 2)))
+                attention_mass.index_add_(1, _positions(chunk, seen), weights.sum((1, 2)))
             attended = weights @ v
+        else:
+            causal = k.shape[2] == end - start and options.sliding_window is None
+            attended = functional.scaled_dot_product_attention(
+                q,
+                k.expand(-1, q.shape[1], -1, -1),
+                v.expand(-1, q.shape[1], -1, -1),
+                attn_mask=None if causal else _mask(first, last, chunk, seen, options),
+                is_causal=causal,
+                scale=options.scale,
+            )
         yield start, end, attended.permute(2, 0, 1, 3)
 
 
-def _positions(chunk: Chunk) -> Tensor:
-    """int64, of the gathered keys that are tokens, rising."""
-    return torch.cat([torch.arange(chunk.num_sinks), torch.arange(chunk.window_start, chunk.seq_len)])
+def _positions(chunk: Chunk, seen: list[slice]) -> Tensor:
+    """int64, of these gathered keys; the first may be sinks."""
+    shift = chunk.window_start - chunk.num_sinks
+    shifts = [0 if s.stop <= chunk.num_sinks else shift for s in seen]
+    return torch.cat([torch.arange(s.start + by, s.stop + by) for s, by in zip(seen, shifts, strict=True)])
 
 
 def _pieces(chunk: Chunk, num_heads: int, options: AttentionOptions) -> Iterator[tuple[int, int]]:
@@ -91,17 +91,18 @@ def _seen(chunk: Chunk, options: AttentionOptions, first: int, last: int) -> lis
     return [slice(0, num_sinks), slice(begin, end)] if num_sinks else [slice(begin, end)]
 
 
-def _columns(tensor: Tensor, dim: int, slices: list[slice]) -> Tensor:
-    parts = [tensor.narrow(dim, s.start, s.stop - s.start) for s in slices]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+def _columns(gathered: Tensor, seen: list[slice]) -> Tensor:
+    parts = [gathered[:, :, keys] for keys in seen]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
-def _mask(queries: Tensor, keys: Tensor, options: AttentionOptions) -> Tensor:
-    """Additive float32 mask [len(queries), len(keys)] of positions."""
-    age = queries[:, None] - keys
-    hidden = age < 0
-    if options.sliding_window is not None:
-        hidden |= (age >= options.sliding_window) & (keys >= options.sink_tokens)
+def _mask(first: int, last: int, chunk: Chunk, seen: list[slice], options: AttentionOptions) -> Tensor:
+    """Additive float32 mask [last - first, keys seen] of queries at positions [first, last)."""
+    if options.sliding_window is None:
+        return torch.full((last - first, last), float("-inf")).triu_(first + 1)
+    keys = _positions(chunk, seen)
+    age = torch.arange(first, last)[:, None] - keys
+    hidden = (age < 0) | ((age >= options.sliding_window) & (keys >= options.sink_tokens))
     return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch.nn import functional
 
 from kernels.attention import AttentionOptions
 from kernels.kv_cache import LayerKVCache, PagedVectors
-from kernels.torch_plan import Decodes, Ints, PlanKey
+from kernels.torch_plan import Decodes, Ints, PlanKey, Visible
 
 # A bucket may waste this many score entries on padding: about what one more softmax call costs on a CPU.
 BUCKET_WASTE = 512
@@ -35,12 +36,31 @@ with warnings.catch_warnings():  # torch announces once per process that its CSR
 
 
 @dataclass(frozen=True)
+class _Listing:
+    """The visible blocks of all sequences in the matrix's order, one after another, padded within buckets.
+
+    counts: [n], blocks of each sequence. ids, block_starts, last_positions: [sum of counts], block, position of its
+    first slot, and of its sequence's last token. last: [n], the place of the last token among its sequence's slots.
+    padding_seq, padding_at: of each slot no query sees, its sequence in this order and its place among its slots.
+    """
+
+    block_size: int
+    counts: Ints
+    ids: Ints
+    block_starts: Ints
+    last_positions: Ints
+    last: Ints
+    padding_seq: Ints
+    padding_at: Ints
+
+
+@dataclass
 class RaggedPlan:
     """seqs: int64 [n], sequences (and query rows) in the matrix's order.
 
     crow [n * num_q_heads + 1], cols [entries]: the CSR indices. scores: the matrix, float32; its values are scratch
     that every layer overwrites. buckets: views of those values, [sequences * num_q_heads, bucket length]. padding:
-    int64, indices of the values. positions: int64, by sequence and entry, a visible one where the entry is padding.
+    int64, indices of the values. listing: the blocks of each sequence.
     """
 
     seqs: Tensor
@@ -49,7 +69,14 @@ class RaggedPlan:
     scores: Tensor
     buckets: list[Tensor]
     padding: Tensor
-    positions: Tensor
+    listing: _Listing
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """int64, of each sequence's entries (the same for all heads), one after another; any one for padding."""
+        listing = self.listing
+        positions = listing.block_starts[:, None] + np.arange(listing.block_size)
+        return torch.from_numpy(np.minimum(positions, listing.last_positions[:, None]).ravel())
 
 
 def serves(cache: LayerKVCache) -> bool:
@@ -155,7 +182,7 @@ def _build(decodes: Decodes, num_q_heads: int) -> RaggedPlan:
         scores=torch.sparse_csr_tensor(crow_tensor, cols, scores, size, check_invariants=False),
         buckets=[part.view(rows, -1) for part, rows in zip(parts, bucket_rows, strict=True)],
         padding=torch.from_numpy(padding),
-        positions=torch.from_numpy(listing.positions.ravel()),
+        listing=listing,
     )
 
 
@@ -179,42 +206,41 @@ def _buckets(lens: list[int], num_q_heads: int) -> list[list[int]]:
     return buckets
 
 
-@dataclass(frozen=True)
-class _Listing:
-    """The visible blocks of all sequences in the matrix's order, one after another, padded within buckets.
-
-    counts: [n], blocks of each sequence. ids: [sum of counts]. positions: [sum of counts, block_size].
-    padding_seq, padding_at: of each padding slot, its sequence in this order and its place among that one's slots.
-    last: [n], the place of the sequence's last token.
-    """
-
-    counts: Ints
-    ids: Ints
-    positions: Ints
-    padding_seq: Ints
-    padding_at: Ints
-    last: Ints
-
-
 def _list_blocks(decodes: Decodes, order: Ints, counts: Ints) -> _Listing:
     visible, block_size = decodes.visible, decodes.key.block_size
     of_block = np.repeat(np.arange(order.size), counts)
-    first = np.cumsum(counts) - counts
     seqs = order[of_block]
-    blocks = visible.blocks(seqs, np.arange(of_block.size) - first[of_block])  # a bucket's padding: past the end
+    places = np.arange(of_block.size) - (np.cumsum(counts) - counts)[of_block]
+    blocks = visible.blocks(seqs, places)  # a bucket's padding: past the end
     ids = decodes.table[decodes.seqs[seqs], np.minimum(blocks, visible.ends[seqs] - 1)]
-    positions = blocks[:, None] * block_size + np.arange(block_size)
-    padded, offsets = np.nonzero(visible.hides(seqs[:, None], positions))
-    padding_seq, lens = of_block[padded], visible.lens[order]
-    positions[padded, offsets] = lens[padding_seq] - 1
+    last_position = visible.lens[order] - 1
+    last = (visible.counts[order] - 1) * block_size + last_position % block_size
+    padding_seq, padding_at = _padding(visible, order, last + 1, counts * block_size, block_size)
     return _Listing(
+        block_size=block_size,
         counts=counts,
         ids=ids.astype(np.int64),
-        positions=positions,
+        block_starts=blocks * block_size,
+        last_positions=last_position[of_block],
+        last=last,
         padding_seq=padding_seq,
-        padding_at=(padded - first[padding_seq]) * block_size + offsets,
-        last=(visible.counts[order] - 1) * block_size + (lens - 1) % block_size,
+        padding_at=padding_at,
     )
+
+
+def _padding(visible: Visible, order: Ints, begin: Ints, end: Ints, block_size: int) -> tuple[Ints, Ints]:
+    """Sequence (in this order) and place of each slot in [begin, end), outside the window, or after the last sink."""
+    seqs, ranges = np.arange(order.size), [(begin, end)]
+    if visible.start.any():
+        sink_end, first = visible.sink_end[order], visible.first[order] * block_size
+        sinks = visible.sink_blocks[order] * block_size
+        ranges.append((np.minimum(sink_end, sinks), sinks))
+        ranges.append((sinks + np.maximum(sink_end - first, 0), sinks + visible.start[order] - first))
+        begin, end = (np.concatenate(bounds) for bounds in zip(*ranges, strict=True))
+        seqs = np.tile(seqs, len(ranges))
+    lengths = end - begin
+    places = np.arange(int(lengths.sum())) + np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
+    return np.repeat(seqs, lengths), places
 
 
 def _csr_indices(listing: _Listing, num_q_heads: int, key: PlanKey) -> tuple[Ints, Tensor]:
@@ -235,8 +261,8 @@ def _csr_indices(listing: _Listing, num_q_heads: int, key: PlanKey) -> tuple[Int
 
 def _pad(cols: Tensor, crow: Ints, listing: _Listing, num_q_heads: int) -> Ints:
     """Point padding entries at the sequence's last token, so that NaN is not read; returns where they are."""
-    rows = listing.padding_seq[:, None] * num_q_heads + np.arange(num_q_heads)
-    padding: Ints = (crow[rows] + listing.padding_at[:, None]).ravel()
+    rows = (listing.padding_seq[:, None] * num_q_heads + np.arange(num_q_heads)).ravel()
+    padding: Ints = crow[rows] + listing.padding_at.repeat(num_q_heads)
     values: NDArray[Any] = cols.numpy()
-    values[padding] = values[(crow[rows] + listing.last[listing.padding_seq, None]).ravel()]
+    values[padding] = values[crow[:-1] + listing.last.repeat(num_q_heads)][rows]
     return padding
