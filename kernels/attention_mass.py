@@ -63,7 +63,6 @@ def attention_mass_kernel(
     ok = (positions < seq_len) & (lanes < STEP)
     blocks = tl.load(block_table_ptr + seq * block_table_stride + positions // BLOCK_SIZE, mask=ok, other=0)
     pages, offsets = blocks.to(tl.int64) * NUM_KV_HEADS + kv_head, positions % BLOCK_SIZE
-    is_open, open_pages = False, pages
     if K_KIND == "int4_channel":
         is_open = start >= seq_len // BLOCK_SIZE * BLOCK_SIZE
         open_pages = tl.zeros_like(pages) + tl.load(open_rows_ptr + seq).to(tl.int64) * NUM_KV_HEADS + kv_head
@@ -76,7 +75,9 @@ def attention_mass_kernel(
         mask = row_ok[:, None] & (dims < HALF)[None, :]
         q_ptrs = query_ptr + tokens[:, None] * query_token_stride + heads[:, None] * query_head_stride + dims[None, :]
         q_low, q_high = tl.load(q_ptrs, mask=mask, other=0.0), tl.load(q_ptrs + HALF, mask=mask, other=0.0)
-        if is_open:
+        if K_KIND != "int4_channel":
+            scores = tile_scores(q_low, q_high, k_ptr, k_params_ptr, pages, offsets, ok, dims, HALF, BLOCK_SIZE, K_KIND)
+        elif is_open:
             scores = tile_scores(
                 q_low, q_high, k_open_ptr, k_open_ptr, open_pages, offsets, ok, dims, HALF, BLOCK_SIZE, "raw"
             )

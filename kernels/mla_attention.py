@@ -1,8 +1,9 @@
 """Triton attention over MLA's latent cache, with absorbed projections: decodes, chunks and whole prompts.
 
-All heads share one "KV head" whose key is the latent and the RoPE key and whose value is the latent again, so a tile of
-latents is loaded once and used for both products. Program (sequence and split, row block): row r of a sequence is query
-token r // NUM_HEADS and head r % NUM_HEADS.
+All heads share one "KV head" whose key is the latent and the RoPE key and whose value is the latent again, so a tile
+of latents is loaded once and used for both products. Program (sequence and split, row block): row r of a sequence is
+query token r // NUM_HEADS and head r % NUM_HEADS. float32 products are IEEE's: the tensor cores' three passes of TF32
+would not fit the registers at a width of 512.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def mla_attention_kernel(
         latent = tl.load(cache_ptr + slots[:, None] + ranks[None, :], mask=latent_mask, other=0.0).to(q_latent.dtype)
         k_mask = rope_ok[:, None] & ok[None, :]
         k_rope = tl.load(cache_ptr + slots[None, :] + RANK + ropes[:, None], mask=k_mask, other=0.0).to(q_rope.dtype)
-        scores = tl.dot(q_rope, k_rope, input_precision="tf32x3")
-        scores = tl.dot(q_latent, tl.trans(latent), scores, input_precision="tf32x3") * scale_log2
+        scores = tl.dot(q_rope, k_rope, input_precision="ieee")
+        scores = tl.dot(q_latent, tl.trans(latent), scores, input_precision="ieee") * scale_log2
         visible = ok[None, :] & (positions[None, :] <= query_positions[:, None])
         scores = tl.where(visible, scores, float("-inf"))
         m_new = tl.maximum(m, tl.max(scores, 1))
@@ -88,7 +89,7 @@ def mla_attention_kernel(
         rescale = tl.exp2(m - shift)
         p = tl.exp2(scores - shift[:, None])
         denominator = denominator * rescale + tl.sum(p, 1)
-        acc = tl.dot(p.to(latent.dtype), latent, acc * rescale[:, None], input_precision="tf32x3")
+        acc = tl.dot(p.to(latent.dtype), latent, acc * rescale[:, None], input_precision="ieee")
         m = m_new
     total = tl.where(denominator > 0.0, denominator, 1.0)
     places = (tokens * NUM_HEADS + heads) * NUM_SPLITS + split

@@ -241,16 +241,20 @@ def launch_options(
     dtype: torch.dtype, k_kind: str, v_kind: str, head_dim: int, group: int, max_query_len: int, block_size: int
 ) -> dict[str, int]:
     """Rows, tile, warps and stages; chosen so that no variant of the ahead-of-time report spills."""
-    wide, large = dtype.itemsize >= 4, head_dim > 128
+    wide, large, quantized = dtype.itemsize >= 4, head_dim > 128, (k_kind, v_kind) != ("raw", "raw")
+    per_channel = k_kind == "int4_channel"
     if max_query_len == 1:
-        rows, tile, num_warps, num_stages = 16, 32 if wide or large else 64, 4, 2 if wide else 3
+        rows, tile, num_warps = 16, 32 if wide or large else 64, 8 if per_channel and large else 4
     elif wide:
-        rows, tile, num_warps, num_stages = 16 if large else 32, 32, 8, 2
-    elif large or (k_kind, v_kind) != ("raw", "raw"):
-        rows, tile, num_warps, num_stages = 64, 32, 8, 2
+        rows, tile, num_warps = 16 if large else 32, 32, 8
+    elif quantized:
+        rows, tile, num_warps = 32 if large else 64, 32, 8
+    elif large:
+        rows, tile, num_warps = 64, 32, 8
     else:
-        rows, tile, num_warps, num_stages = 128, 64, 8, 2
-    if k_kind == "int4_channel":
+        rows, tile, num_warps = 128 if head_dim == 128 else 64, 64, 8 if head_dim > 64 else 4
+    num_stages = 3 if max_query_len == 1 and not wide and not (per_channel and large) else 2
+    if per_channel:
         tile = max(triton.next_power_of_2(block_size), 16)
     rows = max(triton.next_power_of_2(group), rows)
     return {"BLOCK_M": rows, "TILE": tile, "num_warps": num_warps, "num_stages": num_stages}

@@ -33,7 +33,10 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
 `kvoncall COMMAND --help` tells more. Data lives in --data-dir, or KVONCALL_DATA, or the user's data folder.
 """
 
-KERNEL_BENCHES = {"attention": "kernels.bench", "aot": "kernels.aot"}  # these read their own flags, as `serve` does
+KERNEL_BENCHES = {
+    "attention": "kernels.bench.attention",
+    "aot": "kernels.aot",
+}  # these read their own flags, as `serve` does
 
 
 class UsageError(Exception):

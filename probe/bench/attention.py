@@ -9,8 +9,8 @@ from probe.bench import Report
 
 def bench_attention(*, report: Report, quick: bool = False) -> dict[str, Any]:
     """How many cases were measured, the goals met so far, and how many results were wrong (or raised)."""
-    from kernels.bench import failures, run_bench
-    from kernels.bench_report import goals
+    from kernels.bench.attention import failures, run_bench
+    from kernels.bench.report import goals
 
     report("attention over the paged cache, checked against float64 and compared with copies")
     found = run_bench(quick=quick, progress=report)

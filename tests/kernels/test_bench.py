@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import attention, bench, bench_check, bench_timing, oracle
-from kernels.bench_cases import (
+from kernels import attention, oracle
+from kernels.bench import attention as bench
+from kernels.bench import check as checking
+from kernels.bench import timing
+from kernels.bench.cases import (
     GPU_FORMATS,
     GPU_SHAPES,
     TINY,
@@ -22,11 +25,11 @@ from kernels.bench_cases import (
     gpu_cases,
     grouped,
 )
-from kernels.bench_check import Reference, Verdict, expected_rows, sample_rows
-from kernels.bench_copy import triton_copy
-from kernels.bench_inputs import Inputs, make_inputs, make_pool
-from kernels.bench_peers import cpu_peers, cuda_peers
-from kernels.bench_timing import Stopwatch
+from kernels.bench.check import Reference, Verdict, expected_rows, sample_rows
+from kernels.bench.copy import triton_copy
+from kernels.bench.inputs import Inputs, make_inputs, make_pool
+from kernels.bench.peers import cpu_peers, cuda_peers
+from kernels.bench.timing import Stopwatch
 from kernels.kv_cache import LayerKVCache
 
 CPU = torch.device("cpu")
@@ -37,7 +40,7 @@ FORMATS = ("float32", *GPU_FORMATS)
 def oracle_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark is under test here, not a backend."""
     monkeypatch.setenv("KVONCALL_KERNELS", "oracle")
-    monkeypatch.setattr(bench_timing, "MIN_RUNS", 2)  # the oracle is slow
+    monkeypatch.setattr(timing, "MIN_RUNS", 2)  # the oracle is slow
 
 
 def inputs_of(case: BenchCase) -> Inputs:
@@ -176,7 +179,7 @@ def test_a_result_is_compared_and_poison_is_seen() -> None:
 def test_fewer_rows_of_long_contexts_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     case = BenchCase("prefill", TINY, "float32", "float32", 3, 50, 19)
     short = Reference(inputs_of(case))
-    monkeypatch.setattr(bench_check, "LONG_CONTEXT", 49)
+    monkeypatch.setattr(checking, "LONG_CONTEXT", 49)
     long = Reference(inputs_of(case))
     assert (len(short.tokens), len(short.heads)) == (3, 2)
     assert (len(long.tokens), len(long.heads)) == (2, 1)

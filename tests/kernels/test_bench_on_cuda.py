@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import bench, bench_timing
-from kernels.bench_cases import (
+from kernels.bench import attention as bench
+from kernels.bench import timing
+from kernels.bench.cases import (
     GPU_FORMATS,
     LLAMA_8B,
     MLA_16,
@@ -21,10 +22,10 @@ from kernels.bench_cases import (
     gpu_cases,
     grouped,
 )
-from kernels.bench_inputs import make_inputs, make_pool
-from kernels.bench_peers import UnavailableError, cuda_peers
-from kernels.bench_report import goals, markdown
-from kernels.bench_timing import Stopwatch
+from kernels.bench.inputs import make_inputs, make_pool
+from kernels.bench.peers import UnavailableError, cuda_peers
+from kernels.bench.report import goals, markdown
+from kernels.bench.timing import Stopwatch
 
 CPU = torch.device("cpu")
 
@@ -35,7 +36,7 @@ def test_cases_and_peers_of_a_gpu_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "cpu_peers", cuda_peers)
     for library in ("flash_attn", "flashinfer"):
         monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.setattr(bench_timing, "MIN_RUNS", 1)
+    monkeypatch.setattr(timing, "MIN_RUNS", 1)
     cases = [
         BenchCase(kind, shape, "bfloat16", "bfloat16", 2, 48, query_len)
         for shape in (TINY, TINY_WINDOW, TINY_MLA)

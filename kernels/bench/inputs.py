@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionMetadata, AttentionOptions, paged_attention, reshape_and_cache
-from kernels.bench_cases import BenchCase
+from kernels.bench.cases import BenchCase
 from kernels.formats import Grouping
 from kernels.kv_cache import LayerKVCache, PagedVectors, allocate_kv_cache
 from kernels.mla import mla_attention, write_latent

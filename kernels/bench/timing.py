@@ -89,7 +89,7 @@ def measure_copy(watch: Stopwatch, *, num_bytes: int) -> dict[str, float]:
     target = torch.zeros_like(source)
     sides: dict[str, Callable[[], object]] = {"torch copy_": lambda: target.copy_(source)}
     if watch.device.type == "cuda":
-        from kernels.bench_copy import triton_copy
+        from kernels.bench.copy import triton_copy
 
         triton_copy(source, target)
         if not torch.equal(source, target):

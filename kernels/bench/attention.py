@@ -22,12 +22,12 @@ from typing import Any, NoReturn
 import torch
 
 from kernels.attention import backend_name
-from kernels.bench_cases import BenchCase, cpu_cases, gpu_cases, grouped
-from kernels.bench_check import Reference
-from kernels.bench_inputs import Inputs, make_inputs, make_pool
-from kernels.bench_peers import Side, UnavailableError, cpu_peers, cuda_peers
-from kernels.bench_report import describe_device, markdown
-from kernels.bench_timing import Stopwatch, measure_copy, measure_matmul
+from kernels.bench.cases import BenchCase, cpu_cases, gpu_cases, grouped
+from kernels.bench.check import Reference
+from kernels.bench.inputs import Inputs, make_inputs, make_pool
+from kernels.bench.peers import Side, UnavailableError, cpu_peers, cuda_peers
+from kernels.bench.report import describe_device, markdown
+from kernels.bench.timing import Stopwatch, measure_copy, measure_matmul
 
 MEMORY_SHARE = 0.6  # of the free memory that one case's KV cache may take
 MAX_SECONDS = {"cuda": 420.0, "cpu": 50.0}
@@ -286,7 +286,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wrong:
         print(f"bench attention: {len(wrong)} cases were wrong or failed, first: {wrong[0]}", file=sys.stderr)
     return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.bench_cases import LLAMA_8B, BenchCase
-from kernels.bench_inputs import Inputs, make_inputs, make_pool
+from kernels.bench.cases import LLAMA_8B, BenchCase
+from kernels.bench.inputs import Inputs, make_inputs, make_pool
 from kernels.kv_cache import LayerKVCache
 
 MAX_SCORE_BYTES = 4 << 30  # SDPA materializes MLA's scores: no fused kernel takes 576 channels

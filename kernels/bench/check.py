@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionMetadata
-from kernels.bench_inputs import Inputs
+from kernels.bench.inputs import Inputs
 from kernels.kv_cache import LayerKVCache, PagedVectors, read_blocks
 from kernels.oracle import mla_attention_float64, paged_attention_float64
 from kernels.quantize import quantize, rotate

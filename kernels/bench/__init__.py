@@ -1,0 +1,1 @@
+"""The attention benchmark: `python -m kernels.bench`, or `kvoncall bench attention`."""

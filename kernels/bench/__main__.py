@@ -1,0 +1,5 @@
+import sys
+
+from kernels.bench.attention import main
+
+sys.exit(main())
