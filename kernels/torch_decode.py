@@ -41,10 +41,7 @@ def decode(
     if (hidden := plan.hidden_entries(num_q_heads)) is not None:
         scores.view(-1).index_fill_(0, hidden, float("-inf"))
     weights = scores.view(-1, num_q_heads, plan.tile_tokens)
-    if plan.tile_seq is None:
-        torch.softmax(weights, -1, out=weights)
-    else:
-        weights.mul_(tile_shares(softmax_of_tiles(weights), plan)[:, :, None])
+    share_softmax(weights, softmax_of_tiles(weights), plan)
     if attention_mass is not None:
         _add_mass(attention_mass, weights.view(-1, cache.num_kv_heads, group, plan.tile_tokens).sum(2), plan)
     attended = _weighted_sum(scores, cache.value, plan).view(-1, num_q_heads, head_dim)
@@ -58,16 +55,16 @@ def softmax_of_tiles(scores: Tensor) -> Tensor:
     return highest.sub_(scores.amax(-1).log_())  # the largest weight is 1 / sum(exp(score - highest))
 
 
-def tile_shares(log_sums: Tensor, plan: TilePlan) -> Tensor:
-    """Each tile's share [tiles, heads] of its sequence's softmax, from the tiles' logsumexp."""
+def share_softmax(values: Tensor, log_sums: Tensor, plan: TilePlan) -> None:
+    """Multiply values [tiles, heads, n] by each tile's share of its sequence's softmax, from the tiles' logsumexp."""
     if plan.tile_seq is None:
-        return torch.ones_like(log_sums)
+        return
     shape = (plan.seqs.shape[0], log_sums.shape[1])
     index = plan.tile_seq[:, None].expand_as(log_sums)
     highest = log_sums.new_full(shape, float("-inf")).scatter_reduce_(0, index, log_sums, "amax")
     shares = (log_sums - highest.index_select(0, plan.tile_seq)).exp_()
     sums = shares.new_zeros(shape).index_add_(0, plan.tile_seq, shares)
-    return shares.div_(sums.index_select(0, plan.tile_seq))
+    values.mul_(shares.div_(sums.index_select(0, plan.tile_seq))[:, :, None])
 
 
 def _scores(queries: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor:

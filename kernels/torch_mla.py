@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionMetadata
-from kernels.torch_decode import softmax_of_tiles, tile_shares
+from kernels.torch_decode import share_softmax, softmax_of_tiles
 from kernels.torch_plan import Chunk, PlanKey, plan_for
 from kernels.torch_tiles import TilePlan, tile_plan
 
 # Elements of latents gathered at once, or one sequence's when those are more; and of scores, or one query's.
-WORKSPACE_ELEMENTS = 1 << 18
+WORKSPACE_ELEMENTS = 1 << 19
 SCORE_ELEMENTS = 1 << 20
 
 
@@ -62,7 +62,8 @@ def _decode(q: Tensor, cache: Tensor, plan: TilePlan, rank: int) -> Tensor:
             scores.masked_fill_(plan.hidden[tiles, None], float("-inf"))
         log_sums[tiles] = softmax_of_tiles(scores)
         torch.bmm(scores, latents[:, :, :rank], out=attended[tiles])
-    return attended if plan.tile_seq is None else attended.mul_(tile_shares(log_sums, plan)[:, :, None])
+    share_softmax(attended, log_sums, plan)
+    return attended
 
 
 def _attend_chunk(q: Tensor, cache: Tensor, chunk: Chunk, out: Tensor) -> None:

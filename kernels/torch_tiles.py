@@ -84,14 +84,8 @@ class TilePlan:
         positions = (self.block_starts[:, :, None] + torch.arange(self.block_size)).view(self.num_tiles, -1)
         if self.hidden is None:
             return positions
-        return torch.where(self.hidden, positions.gather(1, self.first_seen[:, None]), positions)
-
-    @cached_property
-    def first_seen(self) -> Tensor:
-        """int64 [tiles], the first slot of each tile that is not hidden."""
-        if self.hidden is None:
-            return torch.zeros(self.num_tiles, dtype=torch.int64)
-        return torch.from_numpy(self.hidden.numpy().argmin(1))
+        seen = torch.from_numpy(self.hidden.numpy().argmin(1))
+        return torch.where(self.hidden, positions.gather(1, seen[:, None]), positions)
 
     @cached_property
     def pieces(self) -> list[Piece]:

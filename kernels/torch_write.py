@@ -16,8 +16,10 @@ from kernels.torch_plan import check_once
 
 @dataclass(frozen=True)
 class _Slots:
-    """tokens: those with a slot, None if all. rows: int64 [tokens, num_kv_heads], the token rows of a cache viewed as
-    [num_blocks * num_kv_heads * block_size, ...]. blocks, offsets: int64 [tokens]."""
+    """tokens: those with a slot, None if all. blocks, offsets: int64 [tokens], what the slots mean.
+
+    rows: int64 [tokens * num_kv_heads], into a cache viewed as [num_blocks * num_kv_heads * block_size, ...].
+    """
 
     tokens: Tensor | None
     rows: Tensor
@@ -29,9 +31,9 @@ class _Slots:
 class _OpenWrites:
     """What a step does to open blocks.
 
-    kept: tokens that stay in an open block, at row and offset open_rows, open_offsets (a later token of the sequence
-    at the same offset wins). closing: blocks whose last slot is written. members: int64 [closing, block_size], the
-    tokens they consist of; where early (closing block, offset) the element is taken from old_rows, old_offsets.
+    kept: int64, the last token that each open block's slot gets, at open_rows and open_offsets.
+    closing: int64, blocks whose last slot is written. members: int64 [closing, block_size], the tokens they consist of;
+    but those at early (index into closing, offset) came before this step and lie in old_rows of the open blocks.
     """
 
     kept: Tensor
@@ -69,7 +71,7 @@ def _slots(metadata: AttentionMetadata, num_kv_heads: int, block_size: int) -> _
         rows = (blocks[:, None] * num_kv_heads + np.arange(num_kv_heads)) * block_size + offsets[:, None]
         slots = _Slots(
             None if tokens is None else torch.from_numpy(tokens),
-            *(torch.from_numpy(array) for array in (rows, blocks, offsets)),
+            *(torch.from_numpy(array) for array in (rows.ravel(), blocks, offsets)),
         )
         metadata.plans[plan_key] = slots
     return slots
@@ -81,7 +83,7 @@ def _write_tokens(part: PagedVectors, new: Tensor, slots: _Slots) -> None:
         return
     codes, params = quantize((rotate(new) if part.fmt.rotated else new).unsqueeze(2), part.fmt, part.scale)
     pool, width = _movable(part.codes), part.codes.shape[3]
-    pool.view(-1, width).index_copy_(0, slots.rows.view(-1), _movable(codes).reshape(-1, width))
+    pool.view(-1, width).index_copy_(0, slots.rows, _movable(codes).reshape(-1, width))
     if params is not None and part.params is not None:
         part.params[slots.blocks, :, :, slots.offsets] = params.squeeze(3)
 
