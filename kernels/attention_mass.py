@@ -107,9 +107,7 @@ def add_attention_mass(
     query as for `kernels.paged_attention.paged_attention`; lse: what it returned, for all rows.
     """
     k_kind, group = kind_of(cache.key, native_e4m3), query.shape[1] // cache.num_kv_heads
-    launch = launch_options(
-        query.dtype, k_kind, k_kind, cache.head_dim, group, metadata.max_query_len, cache.block_size
-    )
+    launch = launch_options(query.dtype, cache, group, metadata.max_query_len)
     step = cache.block_size if k_kind == "int4_channel" else launch["TILE"]
     attention_mass_kernel[(-(-metadata.max_seq_len // step), cache.num_kv_heads, metadata.num_seqs)](
         query,

@@ -30,6 +30,7 @@ def mla_attention_kernel(
     out_ptr: tl.tensor,
     lse_ptr: tl.tensor,
     scale_log2: float,
+    first_token: int,
     latent_token_stride: int,
     latent_head_stride: int,
     rope_token_stride: int,
@@ -48,6 +49,7 @@ def mla_attention_kernel(
     seq, split = (tl.program_id(0) // NUM_SPLITS).to(tl.int64), tl.program_id(0) % NUM_SPLITS
     query_start = tl.load(query_start_loc_ptr + seq)
     query_len = tl.load(query_start_loc_ptr + seq + 1) - query_start
+    query_start -= first_token
     first_row = tl.program_id(1) * BLOCK_M
     if first_row >= query_len * NUM_HEADS:
         return
@@ -109,12 +111,14 @@ def mla_attention(
     first_seq: int,
     num_seqs: int,
     max_query_len: int,
+    first_token: int = 0,
     num_splits: int | None = None,
 ) -> None:
     """Attention of the queries of sequences [first_seq, first_seq + num_seqs), into out.
 
-    q_latent, out: [num_tokens, num_heads, rank]; q_rope: [num_tokens, num_heads, rope_dim]; last dimensions and all of
-    out contiguous. num_splits: a power of two; chosen from the sizes when None.
+    q_latent, out: [num_tokens, num_heads, rank]; q_rope: [num_tokens, num_heads, rope_dim]; rows of the batch from
+    first_token on, with these sequences' tokens; last dimensions and all of out contiguous.
+    num_splits: a power of two; chosen from the sizes when None.
     """
     num_heads, rank = q_latent.shape[1:]
     rope_dim, block_size = cache.shape[2] - rank, cache.shape[1]
@@ -134,6 +138,7 @@ def mla_attention(
         partials.out,
         partials.lse,
         scale * LOG2E.value,
+        first_token,
         q_latent.stride(0),
         q_latent.stride(1),
         q_rope.stride(0),

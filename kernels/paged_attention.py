@@ -85,6 +85,7 @@ def paged_attention_kernel(
     v_scale: float,
     window: int,
     sink_tokens: int,
+    first_token: int,
     query_token_stride: int,
     query_head_stride: int,
     block_table_stride: int,
@@ -108,6 +109,7 @@ def paged_attention_kernel(
     kv_head, first_query = tl.program_id(1), tl.program_id(2) * BLOCK_Q
     query_start = tl.load(query_start_loc_ptr + seq)
     query_len = tl.load(query_start_loc_ptr + seq + 1) - query_start
+    query_start -= first_token
     if first_query >= query_len:
         return
     seq_len = tl.load(seq_lens_ptr + seq)
@@ -182,18 +184,20 @@ def paged_attention(
     num_seqs: int,
     max_query_len: int,
     native_e4m3: bool,
+    first_token: int = 0,
     num_splits: int | None = None,
 ) -> Tensor:
     """Attention of the queries of sequences [first_seq, first_seq + num_seqs), into out; returns their lse.
 
-    query, out: [num_tokens, num_q_heads, head_dim], the last dimension and all of out contiguous; a rotated format's
-    query comes rotated, and its output leaves so. num_splits: a power of two; chosen from the sizes when None.
-    Returns the base-2 log-sum-exp of the scores [num_tokens, num_q_heads], -inf for other sequences' rows.
+    query, out: rows [num_tokens, num_q_heads, head_dim] of the batch from first_token on, with these sequences' tokens;
+    the last dimension and all of out contiguous. A rotated format's query comes rotated, and its output leaves so.
+    num_splits: a power of two; chosen from the sizes when None.
+    Returns the base-2 log-sum-exp of the scores [num_tokens, num_q_heads], -inf for rows that see no key.
     """
     num_q_heads, head_dim, half = query.shape[1], cache.head_dim, half_of(cache.head_dim)
     group = num_q_heads // cache.num_kv_heads
     k_kind, v_kind = kind_of(cache.key, native_e4m3), kind_of(cache.value, native_e4m3)
-    launch = launch_options(query.dtype, k_kind, v_kind, head_dim, group, max_query_len, cache.block_size)
+    launch = launch_options(query.dtype, cache, group, max_query_len)
     num_query_blocks = -(-max_query_len // (launch["BLOCK_M"] // group))
     if num_splits is None:
         num_programs = num_seqs * cache.num_kv_heads * num_query_blocks
@@ -220,6 +224,7 @@ def paged_attention(
         cache.value.scale,
         options.sliding_window or NO_WINDOW,
         options.sink_tokens,
+        first_token,
         query.stride(0),
         query.stride(1),
         table.stride(0),
@@ -237,12 +242,10 @@ def paged_attention(
     return partials.merge()
 
 
-def launch_options(
-    dtype: torch.dtype, k_kind: str, v_kind: str, head_dim: int, group: int, max_query_len: int, block_size: int
-) -> dict[str, int]:
-    """Rows, tile, warps and stages; chosen so that no variant of the ahead-of-time report spills."""
-    wide, large, quantized = dtype.itemsize >= 4, head_dim > 128, (k_kind, v_kind) != ("raw", "raw")
-    per_channel = k_kind == "int4_channel"
+def launch_options(dtype: torch.dtype, cache: LayerKVCache, group: int, max_query_len: int) -> dict[str, int]:
+    """Rows, tile, warps and stages for queries of a dtype; no variant of the ahead-of-time report spills with them."""
+    head_dim, wide = cache.head_dim, dtype.itemsize >= 4
+    large, quantized, per_channel = head_dim > 128, cache.kv_format.quantized, cache.kv_format.keeps_open_blocks
     if max_query_len == 1:
         rows, tile, num_warps = 16, 32 if wide or large else 64, 8 if per_channel and large else 4
     elif wide:
@@ -255,6 +258,6 @@ def launch_options(
         rows, tile, num_warps = 128 if head_dim == 128 else 64, 64, 8 if head_dim > 64 else 4
     num_stages = 3 if max_query_len == 1 and not wide and not (per_channel and large) else 2
     if per_channel:
-        tile = max(triton.next_power_of_2(block_size), 16)
+        tile = max(triton.next_power_of_2(cache.block_size), 16)
     rows = max(triton.next_power_of_2(group), rows)
     return {"BLOCK_M": rows, "TILE": tile, "num_warps": num_warps, "num_stages": num_stages}

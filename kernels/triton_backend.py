@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -41,20 +43,11 @@ def paged_attention(
     out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.full(query.shape[:2], float("-inf"), device=query.device)
     e4m3 = native_e4m3(query.device)
-    for first, count, longest in _launches(metadata):
-        part = paged.paged_attention(
-            query,
-            cache,
-            metadata,
-            options,
-            out,
-            first_seq=first,
-            num_seqs=count,
-            max_query_len=longest,
-            native_e4m3=e4m3,
+    for launch in _launches(metadata):
+        rows = launch.rows
+        lse[rows] = paged.paged_attention(
+            query[rows], cache, metadata, options, out[rows], native_e4m3=e4m3, **launch.arguments
         )
-        if attention_mass is not None:
-            lse = torch.maximum(lse, part)
     if attention_mass is not None:
         add_attention_mass(query, cache, metadata, options, lse, attention_mass, native_e4m3=e4m3)
     return unrotate(out) if cache.value.fmt.rotated else out
@@ -64,10 +57,9 @@ def mla_attention(q_latent: Tensor, q_rope: Tensor, cache: Tensor, metadata: Att
     """See `kernels.mla.mla_attention`."""
     q_latent, q_rope = (q if q.stride(2) == 1 else q.contiguous() for q in (q_latent, q_rope))
     out = torch.zeros(q_latent.shape, dtype=q_latent.dtype, device=q_latent.device)
-    for first, count, longest in _launches(metadata):
-        mla.mla_attention(
-            q_latent, q_rope, cache, metadata, scale, out, first_seq=first, num_seqs=count, max_query_len=longest
-        )
+    for launch in _launches(metadata):
+        rows = launch.rows
+        mla.mla_attention(q_latent[rows], q_rope[rows], cache, metadata, scale, out[rows], **launch.arguments)
     return out
 
 
@@ -76,7 +68,21 @@ def native_e4m3(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-def _launches(metadata: AttentionMetadata) -> list[tuple[int, int, int]]:
-    """(first sequence, sequences, longest query) of the decodes and of the chunks, where there are any."""
-    n, chunks = metadata.num_decodes, metadata.num_seqs - metadata.num_decodes
-    return [part for part in ((0, n, 1), (n, chunks, metadata.max_query_len)) if part[1]]
+@dataclass(frozen=True)
+class _Launch:
+    """rows: the tokens of the sequences of one launch, padding behind them included. arguments: of the launcher."""
+
+    rows: slice
+    arguments: dict[str, int]
+
+
+def _launches(metadata: AttentionMetadata) -> list[_Launch]:
+    """The decodes, then the chunks, where there are any; a decode has one token, so rows are known without a copy."""
+    n, num_chunks = metadata.num_decodes, metadata.num_seqs - metadata.num_decodes
+    launches = []
+    if n:
+        launches.append(_Launch(slice(n), {"first_seq": 0, "num_seqs": n, "max_query_len": 1}))
+    if num_chunks:
+        arguments = {"first_seq": n, "num_seqs": num_chunks, "max_query_len": metadata.max_query_len, "first_token": n}
+        launches.append(_Launch(slice(n, None), arguments))
+    return launches

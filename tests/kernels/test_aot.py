@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from kernels import aot
+from kernels import aot, triton_backend
 from kernels.aot import CAPABILITIES, Resources, compile_variant
 from kernels.aot_variants import VARIANTS, Variant
+from kernels.attention import AttentionMetadata, AttentionOptions
 from kernels.formats import KV_FORMATS
+from kernels.kv_cache import allocate_kv_cache
 
 ROW = Resources("paged_attention", "decode x", 90, 100, 0, 0, 40 << 10, 4, 4, 0.25)
 
@@ -86,6 +89,26 @@ def test_a_variant_that_does_not_compile_does_not_hide_the_others() -> None:
     assert len(failed) == 1
     assert "D33" in failed[0]
     assert "even head_dim" in failed[0]
+
+
+def test_scratch_of_split_decodes_does_not_grow_with_the_chunks_beside_them() -> None:
+    cache = allocate_kv_cache(KV_FORMATS["float16"], 2, 8, 16, 64)
+    batch = AttentionMetadata(
+        query_start_loc=torch.tensor([0, 1, 301], dtype=torch.int32),
+        seq_lens=torch.tensor([16384, 300], dtype=torch.int32),
+        block_table=torch.zeros((2, 1024), dtype=torch.int32),
+        slot_mapping=torch.zeros(301, dtype=torch.int64),
+        max_query_len=300,
+        max_seq_len=16384,
+        num_decodes=1,
+    )
+    with aot.recorded_launches() as launches:
+        query = torch.zeros((301, 32, 64), dtype=torch.float16)
+        triton_backend.paged_attention(query, cache, batch, AttentionOptions(scale=1.0), None)
+    decode, merge, chunk = (bound for _, bound, _ in launches if "scale" in bound or "partial_out_ptr" in bound)
+    assert decode["out_ptr"].shape == merge["partial_out_ptr"].shape == (1, 32, 32, 64)
+    assert (decode["first_token"], chunk["first_token"]) == (0, 1)
+    assert chunk["query_ptr"].shape[0] == 300
 
 
 def test_nothing_is_compiled_under_the_interpreter() -> None:
