@@ -171,7 +171,7 @@ def _open_rows(metadata: AttentionMetadata, key: PlanKey) -> Ints | None:
 
 def _plan_decodes(metadata: AttentionMetadata, key: PlanKey) -> Decodes | None:
     lens = metadata.seq_lens[: metadata.num_decodes].numpy().astype(np.int64)
-    seqs = np.flatnonzero(lens)
+    seqs = lens.nonzero()[0]
     if not seqs.size:
         return None
     lens = lens[seqs]
@@ -180,6 +180,8 @@ def _plan_decodes(metadata: AttentionMetadata, key: PlanKey) -> Decodes | None:
 
 
 def _plan_chunks(metadata: AttentionMetadata, key: PlanKey) -> list[Chunk]:
+    if metadata.num_decodes == metadata.num_seqs:
+        return []
     table, heads = metadata.block_table.numpy(), np.arange(key.num_kv_heads)
     starts, lens = metadata.query_start_loc.tolist(), metadata.seq_lens.numpy().astype(np.int64)
     open_rows, chunks = _open_rows(metadata, key), []

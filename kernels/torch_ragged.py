@@ -173,7 +173,7 @@ def _build(decodes: Decodes, num_q_heads: int) -> RaggedPlan:
     crow_tensor = torch.from_numpy(crow).to(cols.dtype)
     size = (crow.size - 1, key.num_blocks * key.num_kv_heads * key.block_size)
     bucket_rows = [len(bucket) * num_q_heads for bucket in buckets]
-    bucket_ends = crow[np.cumsum(bucket_rows)].tolist()
+    bucket_ends = crow[np.array(bucket_rows).cumsum()].tolist()
     parts = torch.tensor_split(scores, bucket_ends[:-1])
     return RaggedPlan(
         seqs=torch.from_numpy(decodes.seqs[order]),
@@ -208,9 +208,9 @@ def _buckets(lens: list[int], num_q_heads: int) -> list[list[int]]:
 
 def _list_blocks(decodes: Decodes, order: Ints, counts: Ints) -> _Listing:
     visible, block_size = decodes.visible, decodes.key.block_size
-    of_block = np.repeat(np.arange(order.size), counts)
+    of_block = np.arange(order.size).repeat(counts)
     seqs = order[of_block]
-    places = np.arange(of_block.size) - (np.cumsum(counts) - counts)[of_block]
+    places = np.arange(of_block.size) - (counts.cumsum() - counts)[of_block]
     blocks = visible.blocks(seqs, places)  # a bucket's padding: past the end
     ids = decodes.table[decodes.seqs[seqs], np.minimum(blocks, visible.ends[seqs] - 1)]
     last_position = visible.lens[order] - 1
@@ -239,8 +239,8 @@ def _padding(visible: Visible, order: Ints, begin: Ints, end: Ints, block_size: 
         begin, end = (np.concatenate(bounds) for bounds in zip(*ranges, strict=True))
         seqs = np.tile(seqs, len(ranges))
     lengths = end - begin
-    places = np.arange(int(lengths.sum())) + np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
-    return np.repeat(seqs, lengths), places
+    places = np.arange(int(lengths.sum())) + (begin - (lengths.cumsum() - lengths)).repeat(lengths)
+    return seqs.repeat(lengths), places
 
 
 def _csr_indices(listing: _Listing, num_q_heads: int, key: PlanKey) -> tuple[Ints, Tensor]:
@@ -248,7 +248,7 @@ def _csr_indices(listing: _Listing, num_q_heads: int, key: PlanKey) -> tuple[Int
     row_blocks = listing.counts.repeat(num_q_heads)
     first_block = np.concatenate([[0], row_blocks.cumsum()])
     num_blocks = int(first_block[-1])
-    listed_at = (np.cumsum(listing.counts) - listing.counts).repeat(num_q_heads) - first_block[:-1]
+    listed_at = (listing.counts.cumsum() - listing.counts).repeat(num_q_heads) - first_block[:-1]
     blocks = listing.ids[listed_at.repeat(row_blocks) + np.arange(num_blocks)]
     kv_head = np.arange(row_blocks.size) % num_q_heads // (num_q_heads // key.num_kv_heads)
     starts = (blocks * key.num_kv_heads + kv_head.repeat(row_blocks)) * key.block_size

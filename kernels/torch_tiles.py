@@ -122,8 +122,8 @@ def _cut(decodes: Decodes) -> TilePlan:
     visible, key = decodes.visible, decodes.key
     tile_blocks = _tile_blocks(visible.counts, key)
     tiles = -(-visible.counts // tile_blocks)
-    of_tile = np.repeat(np.arange(tiles.size), tiles)
-    nth = np.arange(of_tile.size) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    of_tile = np.arange(tiles.size).repeat(tiles)
+    nth = np.arange(of_tile.size) - (tiles.cumsum() - tiles).repeat(tiles)
     places = nth[:, None] * tile_blocks + np.arange(tile_blocks)  # [tiles, tile_blocks], into the visible blocks
     at = of_tile[:, None]
     blocks = visible.blocks(at, places)
