@@ -105,7 +105,7 @@ def test_scratch_of_split_decodes_does_not_grow_with_the_chunks_beside_them() ->
     with aot.recorded_launches() as launches:
         query = torch.zeros((301, 32, 64), dtype=torch.float16)
         triton_backend.paged_attention(query, cache, batch, AttentionOptions(scale=1.0), None)
-    decode, merge, chunk = (bound for _, bound, _ in launches if "scale" in bound or "partial_out_ptr" in bound)
+    decode, merge, chunk, _ = (bound for _, bound, _ in launches if "scale" in bound or "partial_out_ptr" in bound)
     assert decode["out_ptr"].shape == merge["partial_out_ptr"].shape == (1, 32, 32, 64)
     assert (decode["first_token"], chunk["first_token"]) == (0, 1)
     assert chunk["query_ptr"].shape[0] == 300
