@@ -18,7 +18,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from kernels.checks import check_indices, expect_device, expect_float, expect_tensor
+from kernels.checks import check_indices, expect_device, expect_float, expect_index, expect_tensor
 from kernels.kv_cache import LayerKVCache
 
 BACKENDS = ("triton", "torch", "oracle")
@@ -55,13 +55,13 @@ class AttentionMetadata:
     plans: dict[tuple[object, ...], object] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        n = self.seq_lens.shape[0] if self.seq_lens.dim() else 0
-        expect_tensor("seq_lens", self.seq_lens, torch.int32, (n,))
-        expect_tensor("query_start_loc", self.query_start_loc, torch.int32, (n + 1,))
-        expect_tensor("block_table", self.block_table, torch.int32, (n, None))
-        expect_tensor("slot_mapping", self.slot_mapping, torch.int64, (None,))
+        n, device = self.seq_lens.shape[0] if self.seq_lens.dim() else 0, self.seq_lens.device
+        expect_index("seq_lens", self.seq_lens, torch.int32, (n,), device)
+        expect_index("query_start_loc", self.query_start_loc, torch.int32, (n + 1,), device)
+        expect_index("block_table", self.block_table, torch.int32, (n, None), device)
+        expect_index("slot_mapping", self.slot_mapping, torch.int64, (None,), device)
         if self.open_rows is not None:
-            expect_tensor("open_rows", self.open_rows, torch.int32, (n,))
+            expect_index("open_rows", self.open_rows, torch.int32, (n,), device)
         if not 0 <= self.num_decodes <= n:
             raise ValueError(f"num_decodes must lie between 0 and num_seqs = {n}, got {self.num_decodes}.")
         if self.max_query_len < 0 or self.max_seq_len < 0:

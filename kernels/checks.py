@@ -21,6 +21,15 @@ def expect_tensor(name: str, tensor: Tensor, dtype: torch.dtype, shape: Shape) -
         raise ValueError(f"{name} must be {dtype} {_show(shape)}, got {tensor.dtype} {list(tensor.shape)}.")
 
 
+def expect_index(name: str, tensor: Tensor, dtype: torch.dtype, shape: Shape, device: torch.device) -> None:
+    """ValueError unless it is an index tensor that kernels can walk: rows may lie apart, their entries may not."""
+    expect_tensor(name, tensor, dtype, shape)
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(f"{name} must be contiguous in its last dimension, got strides {tensor.stride()}.")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device} but seq_lens is on {device}.")
+
+
 def expect_float(name: str, tensor: Tensor, shape: Shape) -> None:
     """ValueError unless the tensor is floating point (fp8 aside) and has this shape."""
     if tensor.dtype not in FLOAT_DTYPES or not _fits(tensor, shape):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,14 +35,53 @@ class PagedVectors:
     open_blocks: Tensor | None = None
 
 
+class PoolShape(NamedTuple):
+    num_blocks: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+
+
+def _codes_of(fmt: VectorFormat, pool: PoolShape) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of the codes."""
+    return (*pool[:3], fmt.row_width(pool.head_dim)), getattr(torch, fmt.storage_dtype)
+
+
+def _params_of(fmt: VectorFormat, pool: PoolShape) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of the parameters; some dimension is 0 when there are none."""
+    return (*pool[:2], *fmt.params_shape(pool.head_dim, pool.block_size)), getattr(torch, fmt.param_dtype)
+
+
 @dataclass(frozen=True)
 class LayerKVCache:
-    """Keys and values of one layer in one format."""
+    """Keys and values of one layer in one format. ValueError when a tensor is not what the format says."""
 
     kv_format: KVFormat
     head_dim: int
     key: PagedVectors
     value: PagedVectors
+
+    def __post_init__(self) -> None:
+        if self.key.codes.dim() != 4:
+            raise ValueError(f"Codes must be [blocks, KV heads, block_size, width], got {list(self.key.codes.shape)}.")
+        for name, part in (("key", self.key), ("value", self.value)):
+            self._check(f"{name} codes", part.codes, *_codes_of(part.fmt, self.shape))
+            params_shape, params_dtype = _params_of(part.fmt, self.shape)
+            if all(params_shape):
+                self._check(f"{name} parameters", part.params, params_shape, params_dtype)
+            if self.kv_format.keeps_open_blocks and part.open_blocks is None:
+                raise ValueError(f"{self.kv_format.name} keeps open blocks: {name}.open_blocks is missing.")
+
+    def _check(self, what: str, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
+            got = None if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+            raise ValueError(f"{what} of {self.kv_format.name} must be {dtype} {list(shape)}, got {got}.")
+        if not tensor.is_contiguous() or tensor.device != self.device:
+            raise ValueError(f"{what} must be contiguous and on {self.device}.")
+
+    @property
+    def shape(self) -> PoolShape:
+        return PoolShape(self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
 
     @property
     def num_blocks(self) -> int:
@@ -92,19 +132,19 @@ def allocate_kv_cache(
     if kv_format.keeps_open_blocks and num_open_rows <= 0:
         raise ValueError(f"{kv_format.name} keeps open blocks: num_open_rows must be at least 1.")
 
-    def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, device=device).zero_()
+    def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device).zero_()
+
+    pool = PoolShape(num_blocks, num_kv_heads, block_size, head_dim)
 
     def part(fmt: VectorFormat, scale: float) -> PagedVectors:
-        lead = (num_blocks, num_kv_heads)
-        params = fmt.params_shape(head_dim, block_size)
-        open_shape = (num_open_rows, num_kv_heads, block_size, head_dim)
+        params = _params_of(fmt, pool)
         return PagedVectors(
             fmt,
-            zeros((*lead, block_size, fmt.row_width(head_dim)), getattr(torch, fmt.storage_dtype)),
-            zeros((*lead, *params), getattr(torch, fmt.param_dtype)) if all(params) else None,
+            zeros(*_codes_of(fmt, pool)),
+            zeros(*params) if all(params[0]) else None,
             scale,
-            zeros(open_shape, open_dtype) if kv_format.keeps_open_blocks else None,
+            zeros((num_open_rows, *pool[1:]), open_dtype) if kv_format.keeps_open_blocks else None,
         )
 
     return LayerKVCache(kv_format, head_dim, part(kv_format.key, k_scale), part(kv_format.value, v_scale))

@@ -49,6 +49,12 @@ def attend(cache: LayerKVCache, batch: AttentionMetadata, query: Tensor | None =
         ({"block_table": torch.tensor([[1]], dtype=torch.int32)}, r"block_table must be torch.int32 \[2, any\]"),
         ({"query_start_loc": torch.tensor([0, 3], dtype=torch.int32)}, r"query_start_loc must be .*\[3\].*\[2\]"),
         ({"open_rows": torch.tensor([1], dtype=torch.int32)}, r"open_rows must be .*\[2\].*\[1\]"),
+        ({"seq_lens": torch.tensor([4, 9, 2, 9], dtype=torch.int32)[::2]}, "seq_lens must be contiguous"),
+        (
+            {"block_table": torch.tensor([[1, 2], [3, 0]], dtype=torch.int32).t()},
+            "block_table must be contiguous",
+        ),
+        ({"slot_mapping": torch.tensor([7, 8], device="meta")}, "slot_mapping is on meta but seq_lens is on cpu"),
         ({"num_decodes": 3}, "num_decodes must lie between 0 and num_seqs = 2, got 3"),
         ({"max_seq_len": -1}, "must not be negative"),
     ],

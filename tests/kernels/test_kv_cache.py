@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,35 @@ def test_allocation_refuses_what_cannot_be() -> None:
         allocate_kv_cache(KV_FORMATS["int4_kivi"], 2, 1, 16, 8)
     with pytest.raises(ValueError, match="int4_symmetric needs a positive head_dim divisible by 2: 7"):
         allocate_kv_cache(KV_FORMATS["int4_symmetric"], 2, 1, 16, 7)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        (
+            "key",
+            {"codes": torch.zeros(4, 2, 8, 4)},
+            r"key codes .* must be torch.uint8 \[4, 2, 8, 4\], got .*32",
+        ),
+        ("value", {"codes": torch.zeros(4, 2, 8, 8, dtype=torch.uint8)}, "value codes .* must be"),
+        (
+            "value",
+            {"codes": torch.zeros(4, 2, 4, 8, dtype=torch.uint8).mT},
+            "value codes must be contiguous",
+        ),
+        ("key", {"params": None}, "key parameters of int4_kivi must be torch.float16 .* got None"),
+        (
+            "value",
+            {"params": torch.zeros(4, 2, 1, 8).half()},
+            r"value parameters .* must be .*\[4, 2, 2, 8\]",
+        ),
+        ("key", {"open_blocks": None}, "key.open_blocks is missing"),
+    ],
+)
+def test_tensors_that_are_not_what_the_format_says(part: str, change: dict[str, Any], message: str) -> None:
+    cache = allocate_kv_cache(KV_FORMATS["int4_kivi"], 4, 2, 8, 8, num_open_rows=1)
+    with pytest.raises(ValueError, match=message):
+        replace(cache, **{part: replace(getattr(cache, part), **change)})
 
 
 def test_open_blocks_have_the_dtype_and_rows_asked_for() -> None:
