@@ -5,13 +5,14 @@ of each, so unpacking needs no shuffle, and the other formats lose nothing by it
 key's scale multiplies its column of scores, a value's its weight, a channel's the query, so that dequantization costs
 a few instructions a column.
 
-kind of a part (constexpr), by VectorFormat: "raw" (floating point and fp8 that the target converts itself),
-"e4m3_bytes" (decoded by hand: targets below sm_89 have no conversion), "int8", "int4_symmetric", "int4" (scale and
-minimum per token), "int4_channel" (scale and minimum per channel; a tile then lies in one block).
+kind of a part (constexpr), by VectorFormat: "raw" (floating point, and e4m3 that the target converts itself), "e4m3"
+and "e5m2" (bytes decoded by hand: not every target, or every Triton, converts them), "int8", "int4_symmetric", "int4"
+(scale and minimum per token), "int4_channel" (scale and minimum per channel; a tile then lies in one block).
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from kernels.kv_cache import PagedVectors
 
 LOG2E = tl.constexpr(1.4426950408889634)
-BYTE_KINDS = ("e4m3_bytes", "int8", "int4_symmetric", "int4", "int4_channel")
+INTEGER_KINDS = ("int8", "int4_symmetric", "int4", "int4_channel")
 
 
 def kind_of(part: PagedVectors, native_e4m3: bool) -> str:
@@ -27,9 +28,11 @@ def kind_of(part: PagedVectors, native_e4m3: bool) -> str:
     name = part.fmt.name
     if name == "int4_rotated":
         return "int4"
+    if name == "fp8_e5m2":
+        return "e5m2"
     if name == "fp8_e4m3" and not native_e4m3:
-        return "e4m3_bytes"
-    return name if name in BYTE_KINDS else "raw"
+        return "e4m3"
+    return name if name in INTEGER_KINDS else "raw"
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -78,8 +81,11 @@ def load_halves(
         NOTHING: tl.constexpr = 0.0 if KIND == "raw" else 0
         low = tl.load(codes_ptr + rows * (2 * HALF) + dims, mask=mask, other=NOTHING)
         high = tl.load(codes_ptr + rows * (2 * HALF) + HALF + dims, mask=mask, other=NOTHING)
-        if KIND == "e4m3_bytes":
+        if KIND == "e4m3":
             low, high = e4m3_to_float16(low), e4m3_to_float16(high)
+        elif KIND == "e5m2":  # the upper half of fp16
+            low = (low.to(tl.int16) << 8).to(tl.float16, bitcast=True)
+            high = (high.to(tl.int16) << 8).to(tl.float16, bitcast=True)
         low, high = low.to(dtype), high.to(dtype)
     return low, high
 
@@ -169,7 +175,7 @@ def add_values(
     rows = pages * BLOCK_SIZE + offsets
     mask = ok[:, None] & (dims < HALF)[None, :]
     low, high = load_halves(codes_ptr, rows[:, None], dims[None, :], mask, HALF, KIND, dtype)
-    if KIND == "raw" or KIND == "e4m3_bytes":
+    if KIND == "raw" or KIND == "e4m3" or KIND == "e5m2":
         p = weights.to(dtype)
         acc_low = tl.dot(p, low, acc_low, input_precision="tf32x3")
         acc_high = tl.dot(p, high, acc_high, input_precision="tf32x3")
@@ -217,6 +223,4 @@ def half_of(head_dim: int) -> int:
 
 def code_tensor(part: PagedVectors, kind: str) -> Tensor:
     """The codes as the kernels of this kind read them."""
-    import torch
-
-    return part.codes.view(torch.uint8) if kind == "e4m3_bytes" else part.codes
+    return part.codes.view(torch.uint8) if kind in ("e4m3", "e5m2") else part.codes
