@@ -108,10 +108,8 @@ def _plan_open_writes(metadata: AttentionMetadata, block_size: int) -> _OpenWrit
     closing = tokens[offsets[tokens] == block_size - 1]
     members = closing[:, None] - np.arange(block_size)[::-1]
     seqs = seq_of[closing]
-    inside = members >= starts[seqs, None]
+    early = np.nonzero(members < starts[seqs, None])
     members = np.maximum(members, starts[seqs, None])
-    inside &= slots[members] == slots[closing, None] - np.arange(block_size)[::-1]
-    early = np.nonzero(~inside)
     as_tensor = torch.from_numpy
     return _OpenWrites(
         kept=as_tensor(kept),
