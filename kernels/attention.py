@@ -198,18 +198,23 @@ def paged_attention(
 
 
 def _check_metadata(cache: LayerKVCache, metadata: AttentionMetadata, num_tokens: int) -> None:
-    check_metadata(metadata, cache.block_size, cache.num_blocks, num_tokens, cache.device)
-    if cache.kv_format.keeps_open_blocks:
+    num_open_rows = 0
+    if cache.key.open_blocks is not None:
+        num_open_rows = cache.key.open_blocks.shape[0]
         if metadata.open_rows is None:
             raise ValueError(f"{cache.kv_format.name} keeps open blocks: metadata.open_rows is missing.")
-        assert cache.key.open_blocks is not None
-        num_rows = cache.key.open_blocks.shape[0]
-        if metadata.num_seqs > num_rows:
-            raise ValueError(f"{metadata.num_seqs} sequences share {num_rows} rows of open blocks.")
+        if metadata.num_seqs > num_open_rows:
+            raise ValueError(f"{metadata.num_seqs} sequences share {num_open_rows} rows of open blocks.")
+    check_metadata(metadata, cache.block_size, cache.num_blocks, num_tokens, cache.device, num_open_rows)
 
 
 def check_metadata(
-    metadata: AttentionMetadata, block_size: int, num_blocks: int, num_tokens: int, device: torch.device
+    metadata: AttentionMetadata,
+    block_size: int,
+    num_blocks: int,
+    num_tokens: int,
+    device: torch.device,
+    num_open_rows: int = 0,
 ) -> None:
     """ValueError when the metadata cannot belong to this pool; every index is looked at in debug mode."""
     expect_device("seq_lens", metadata.seq_lens, device)
@@ -219,4 +224,4 @@ def check_metadata(
             f"max_seq_len ({metadata.max_seq_len}) exceeds what the block table can address ({capacity} tokens)."
         )
     if os.environ.get("KVONCALL_DEBUG_KERNELS") == "1":
-        check_indices(metadata, block_size, num_blocks, num_tokens)
+        check_indices(metadata, block_size, num_blocks, num_tokens, num_open_rows)

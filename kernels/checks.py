@@ -52,8 +52,13 @@ def _show(shape: Shape) -> str:
     return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
 
 
-def check_indices(metadata: AttentionMetadata, block_size: int, num_blocks: int, num_tokens: int) -> None:
-    """ValueError when the metadata contradicts itself or names a block, slot or row outside its tensor."""
+def check_indices(
+    metadata: AttentionMetadata, block_size: int, num_blocks: int, num_tokens: int, num_open_rows: int
+) -> None:
+    """ValueError when the metadata contradicts itself or names a block, slot or row outside its tensor.
+
+    num_open_rows: rows of open blocks, 0 where the format keeps none (what open_rows says is then not looked at).
+    """
     starts, lens = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
     query_lens = [end - start for start, end in pairwise(starts)]
     if starts[0] != 0 or min(query_lens, default=0) < 0 or starts[-1] > num_tokens:
@@ -71,6 +76,9 @@ def check_indices(metadata: AttentionMetadata, block_size: int, num_blocks: int,
             raise ValueError(f"block_table names a block outside the pool of {num_blocks} blocks.")
     if metadata.slot_mapping.numel() and int(metadata.slot_mapping.max()) >= num_blocks * block_size:
         raise ValueError(f"slot_mapping names a slot outside the pool of {num_blocks * block_size} slots.")
-    rows = metadata.open_rows
-    if rows is not None and rows.numel() and (int(rows.min()) < 0 or len(set(rows.tolist())) != rows.numel()):
-        raise ValueError("open_rows must be distinct and not negative.")
+    if num_open_rows and metadata.open_rows is not None:
+        rows = metadata.open_rows.tolist()
+        if min(rows, default=0) < 0 or len(set(rows)) != len(rows):
+            raise ValueError("open_rows must be distinct and not negative.")
+        if max(rows, default=0) >= num_open_rows:
+            raise ValueError(f"open_rows names a row outside the {num_open_rows} rows of open blocks.")

@@ -124,10 +124,7 @@ def check_once(metadata: AttentionMetadata, block_size: int, num_blocks: int, nu
     key = ("torch checked", block_size, num_blocks, num_tokens, open_rows)
     if key in metadata.plans:
         return
-    check_indices(metadata, block_size, num_blocks, num_tokens)
-    rows = metadata.open_rows
-    if open_rows and rows is not None and rows.numel() and int(rows.max()) >= open_rows:
-        raise ValueError(f"open_rows names a row outside the {open_rows} rows of open blocks.")
+    check_indices(metadata, block_size, num_blocks, num_tokens, open_rows)
     metadata.plans[key] = True
 
 

@@ -111,6 +111,16 @@ def test_contradictions_are_found_in_debug_mode_before_any_backend(
         reshape_and_cache(new, new, cache, metadata(**changes))
 
 
+@pytest.mark.parametrize("rows", [[0, 2], [0, -1], [1, 1]])
+def test_open_rows_are_looked_at_in_debug_mode(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVONCALL_KERNELS", "oracle")
+    monkeypatch.setenv("KVONCALL_DEBUG_KERNELS", "1")
+    batch = metadata(open_rows=torch.tensor(rows, dtype=torch.int32))
+    with pytest.raises(ValueError, match="open_rows"):
+        attend(pool("int4_kivi"), batch)
+    attend(pool(), batch)  # a format that keeps no open blocks does not care
+
+
 def test_block_table_too_narrow_for_the_longest_sequence() -> None:
     with pytest.raises(ValueError, match=r"max_seq_len \(5\) exceeds .* \(4 tokens\)"):
         attend(pool(), metadata(max_seq_len=5))
