@@ -247,11 +247,12 @@ def launch_options(dtype: torch.dtype, cache: LayerKVCache, group: int, max_quer
     head_dim, wide = cache.head_dim, dtype.itemsize >= 4
     large, quantized, per_channel = head_dim > 128, cache.kv_format.quantized, cache.kv_format.keeps_open_blocks
     if max_query_len == 1:
-        rows, tile, num_warps = 16, 32 if wide or large else 64, 8 if per_channel and large else 4
+        rows, tile, num_warps = 16, 32 if wide or large else 64, 8 if quantized and large else 4
     elif wide:
         rows, tile, num_warps = 16 if large else 32, 32, 8
     elif quantized:
-        rows, tile, num_warps = 32 if large else 64, 32, 8
+        is_fp8 = cache.kv_format.name.startswith("fp8")
+        rows, tile, num_warps = 32 if large else 64, 32, 4 if is_fp8 and not large else 8
     elif large:
         rows, tile, num_warps = 64, 32, 8
     else:
