@@ -38,13 +38,18 @@ def render() -> None:
         return
     snapshot = engine.snapshot()
     show_buttons(engine, snapshot)
-    st.session_state["drawn_engine"] = drawn_state(snapshot)
-    show_process()
+    process = st.container()
     show_last_exit(snapshot.status.last_exit, snapshot.status.state)
-    show_live()
+    live_part = st.container()
     show_flags(snapshot.status.flags)
     with guarded():
         show_memory_plan()
+    # Only now: a run that was cut short before must not count as having drawn this state.
+    st.session_state["drawn_engine"] = drawn_state(snapshot)
+    with process:
+        show_process()
+    with live_part:
+        show_live()
 
 
 def drawn_state(snapshot: EmbeddedSnapshot) -> str:

@@ -73,7 +73,8 @@ def make_case(
     num_blocks = 1 + sum(-(-length // block_size) for length in seq_lens) + 2
     free = random.Random(seed).sample(range(1, num_blocks), num_blocks - 1)
     width = max(-(-length // block_size) for length in seq_lens) + 1
-    table = torch.zeros((len(seq_lens), width), dtype=torch.int32)
+    table = torch.full((len(seq_lens), width + 3), -7, dtype=torch.int32)[:, :width]  # rows of a wider table
+    table.zero_()
     shared = [free.pop() for _ in range(shared_blocks)] if shared_blocks < len(free) else []
     fmt = KV_FORMATS[kv_format or str(dtype).removeprefix("torch.")]
     cache = allocate_kv_cache(
