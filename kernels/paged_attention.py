@@ -247,7 +247,9 @@ def launch_options(dtype: torch.dtype, cache: LayerKVCache, group: int, max_quer
     head_dim, wide = cache.head_dim, dtype.itemsize >= 4
     large, quantized, per_channel = head_dim > 128, cache.kv_format.quantized, cache.kv_format.keeps_open_blocks
     if max_query_len == 1:
-        rows, tile, num_warps = 16, 32 if wide or large else 64, 8 if quantized and large else 4
+        rows, tile, num_warps = 16, 64, 8 if per_channel and large else 4
+        if wide or large:
+            tile = 16 if quantized and large else 32
     elif wide:
         rows, tile, num_warps = 16 if large else 32, 32, 8
     elif quantized:
