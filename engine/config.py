@@ -63,7 +63,11 @@ def parse_bytes(text: str | int) -> int:
 
 @dataclass(frozen=True)
 class ModelDims:
-    """The dimensions of a decoder that decide its KV cache, read from a Hugging Face `config.json`."""
+    """The dimensions of a decoder that decide its KV cache, read from a Hugging Face `config.json`.
+
+    kv_lora_rank, qk_rope_head_dim: of multi-head latent attention, 0 for models without it; they alone decide its
+    KV bytes. Layers with a sliding window keep all blocks of a sequence for now, so windows do not matter here.
+    """
 
     architecture: str
     num_layers: int
@@ -75,13 +79,21 @@ class ModelDims:
     vocab_size: int
     max_position_embeddings: int
     dtype: str
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+
+    @property
+    def latent_width(self) -> int:
+        """Values that multi-head latent attention caches of a token in a layer; 0 for models with K and V heads."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> ModelDims:
         """Reads the dict of a `config.json`; raises `ConfigError` naming the key that is missing or wrong."""
 
         def integer(key: str, default: int | None = None) -> int:
-            value = config.get(key, default)
+            value = config.get(key)
+            value = default if value is None else value
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise ConfigError(f"config.json: {key} must be a positive integer, found {value!r}")
             return value
@@ -106,14 +118,24 @@ class ModelDims:
             hidden_size=hidden_size,
             intermediate_size=integer("intermediate_size"),
             vocab_size=integer("vocab_size"),
-            max_position_embeddings=integer("max_position_embeddings"),
+            max_position_embeddings=_stretched(config, integer("max_position_embeddings")),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+            **{key: integer(key) for key in ("kv_lora_rank", "qk_rope_head_dim") if config.get("kv_lora_rank")},
         )
 
     @classmethod
     def from_model_dir(cls, path: str | Path) -> ModelDims:
         """Reads `config.json` of a model directory; raises `ConfigError` when there is none to read."""
         return cls.from_hf_config(read_hf_config(path))
+
+
+def _stretched(config: Mapping[str, Any], positions: int) -> int:
+    """Positions a model can serve: with dynamic rope scaling `factor` times its original context, as in vLLM."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    factor = scaling.get("factor")
+    if "dynamic" not in (scaling.get("rope_type"), scaling.get("type")) or not isinstance(factor, (int, float)):
+        return positions
+    return int(positions * max(factor, 1))
 
 
 def read_hf_config(path: str | Path) -> dict[str, Any]:
@@ -230,6 +252,11 @@ class EngineConfig:
             kv_format.bytes_per_block_head(dims.head_dim, self.block_size)
         except ValueError as error:
             raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype} does not suit the model: {error}") from None
+        if dims.latent_width and kv_format.quantized:
+            raise ConfigError(
+                f"--kv-cache-dtype {self.kv_cache_dtype} does not suit the model: multi-head latent attention caches "
+                f"latents, which are kept in floating point only; use auto or one of {', '.join(DTYPES)}"
+            )
         return kv_format
 
     @classmethod
