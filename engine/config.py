@@ -37,6 +37,8 @@ _UNITS = {
     "G": 2**30,
 }
 
+MODEL_HELP = "Hugging Face directory, GGUF file, or gemma (extra `gemma`); default: the testbed model"
+
 DTYPES = ("float32", "float16", "bfloat16")  # that we compute in
 
 
@@ -139,8 +141,15 @@ def _stretched(config: Mapping[str, Any], positions: int) -> int:
 
 
 def read_hf_config(path: str | Path) -> dict[str, Any]:
-    """The dict of a model directory's `config.json`; raises `ConfigError` when it cannot be read."""
+    """The dict of a model directory's `config.json`, or what a GGUF file says in its place.
+
+    Raises `ConfigError` when it cannot be read.
+    """
     directory = Path(path)
+    if directory.suffix.lower() == ".gguf":
+        from engine.gguf_config import gguf_hf_config
+
+        return gguf_hf_config(directory)
     if not directory.is_dir():
         raise ConfigError(f"model directory {str(directory)!r} does not exist; give --model a local directory")
     file = directory / "config.json"
@@ -224,7 +233,14 @@ class EngineConfig:
 
     @property
     def model_dir(self) -> Path:
-        """The model directory: `--model`, or the shipped testbed model."""
+        """The model directory or GGUF file: `--model`, or the shipped testbed model.
+
+        `ConfigError` when it is `gemma` and its packages are not installed.
+        """
+        if self.model == "gemma":
+            from engine.gemma import gemma_path
+
+            return gemma_path()
         return Path(self.model) if self.model else Path(__file__).parent / "testbed" / "model"
 
     def resolved_max_model_len(self, dims: ModelDims) -> int:
@@ -296,7 +312,7 @@ def build_parser(prog: str = "kvoncall serve") -> argparse.ArgumentParser:
     parser = _Parser(prog=prog, description="Serve a model on the embedded engine.", allow_abbrev=False)
     add = parser.add_argument
     default = EngineConfig()
-    add("--model", default="", metavar="DIR", help="Hugging Face model directory (default: the testbed model)")
+    add("--model", default="", metavar="PATH", help=MODEL_HELP)
     add("--served-model-name", default=default.served_model_name, help="name in the API and in metric labels")
     add("--host", default=default.host, help="address to listen on")
     add("--port", type=int, default=default.port, help="0 picks a free port")

@@ -62,22 +62,27 @@ class Checkpoint(ABC):
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A copy of the named tensor; `ModelLoadError` when it is missing or has another shape."""
+        self._check(name, shape)
         out = self._empty(shape)
-        self._checked_copy(name, out)
+        self.copy_rows(name, out)
         return out
 
-    def take_stacked(self, rows: Mapping[str, int]) -> Tensor:
-        """The named vectors one behind the other, [sum of rows]."""
-        out = self._empty((sum(rows.values()),))
-        for name, part in zip(rows, torch.split(out, list(rows.values())), strict=True):
-            self._checked_copy(name, part)
+    def take_stacked(self, sizes: Mapping[str, int]) -> Tensor:
+        """The named vectors one behind the other, [sum of sizes]."""
+        for name, size in sizes.items():
+            self._check(name, (size,))
+        out = self._empty((sum(sizes.values()),))
+        for name, part in zip(sizes, torch.split(out, list(sizes.values())), strict=True):
+            self.copy_rows(name, part)
         return out
 
     def take_transposed(self, rows: Mapping[str, int], columns: int) -> Tensor:
         """The named matrices [rows, columns] one below the other, transposed: contiguous [columns, sum of rows]."""
+        for name, num_rows in rows.items():
+            self._check(name, (num_rows, columns))
         fused = self._empty((columns, sum(rows.values())))
         for name, part in zip(rows, torch.split(fused, list(rows.values()), dim=1), strict=True):
-            self._checked_copy(name, part.t())
+            self.copy_rows(name, part.t())
         return fused
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
@@ -85,18 +90,17 @@ class Checkpoint(ABC):
         self.bytes_taken += out.nbytes
         return out
 
-    def _checked_copy(self, name: str, out: Tensor) -> None:
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self:
             raise ModelLoadError(
                 f"tensor {name} is missing from the weights in {str(self.source)!r}; the checkpoint is incomplete"
             )
-        shape = self.shape_of(name)
-        if shape != tuple(out.shape):
+        found = self.shape_of(name)
+        if found != shape:
             raise ModelLoadError(
-                f"tensor {name} in {str(self.source)!r} has shape {list(shape)}, but the model's configuration "
-                f"(config.json) asks for {list(out.shape)}; weights and configuration do not belong together"
+                f"tensor {name} in {str(self.source)!r} has shape {list(found)}, but the model's configuration "
+                f"(config.json) asks for {list(shape)}; weights and configuration do not belong together"
             )
-        self.copy_rows(name, out)
 
 
 class SafetensorsCheckpoint(Checkpoint):

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from engine.config import ModelDims, read_hf_config
+from engine.gguf_file import is_gguf
 from engine.models.architectures import FAMILIES
 from engine.models.checkpoint import Checkpoint, ModelLoadError, SafetensorsCheckpoint
 from engine.models.decoder import DenseDecoder
 from engine.models.deepseek_v2 import DeepseekV2
+from engine.models.gguf_weights import GGUFCheckpoint
 from engine.models.interface import CausalLM
 
 __all__ = ["MODELS", "ModelLoadError", "load_model"]
@@ -29,7 +31,7 @@ def load_model(
     device: torch.device | str,
     max_model_len: int | None = None,
 ) -> CausalLM:
-    """Loads the weights of a model directory for `dims`, as `dtype` on `device`.
+    """Loads the weights of a model directory or GGUF file for `dims`, as `dtype` on `device`.
 
     max_model_len: how many positions will be used; default: as many as the model allows.
     Raises `ModelLoadError` when they cannot be loaded. An allocation failure passes through unchanged.
@@ -41,5 +43,6 @@ def load_model(
         raise ModelLoadError(
             f"architecture {dims.architecture} is not supported; the engine runs: {', '.join(sorted(MODELS))}"
         )
-    with SafetensorsCheckpoint(path, dtype, torch.device(device)) as checkpoint:
+    kind: type[Checkpoint] = GGUFCheckpoint if is_gguf(path) else SafetensorsCheckpoint
+    with kind(path, dtype, torch.device(device)) as checkpoint:
         return build(dims, hf_config, checkpoint, max_model_len or dims.max_position_embeddings)
