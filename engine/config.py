@@ -238,7 +238,7 @@ class EngineConfig:
         `ConfigError` when it is `gemma` and its packages are not installed.
         """
         if self.model == "gemma":
-            from engine.gemma import gemma_path
+            from engine.gemma import gemma_path  # it needs ConfigError from here
 
             return gemma_path()
         return Path(self.model) if self.model else Path(__file__).parent / "testbed" / "model"

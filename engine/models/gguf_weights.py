@@ -67,8 +67,8 @@ class GGUFCheckpoint(Checkpoint):
             end = info.offset + math.prod(info.shape[:-1]) * self._row_bytes(info)
             if end > file_size:
                 raise ModelLoadError(
-                    f"{str(path)!r} is cut short: tensor {info.name!r} ends at byte {end}, but the file has {file_size} "
-                    "bytes; fetch it again"
+                    f"{str(path)!r} is cut short: tensor {info.name!r} ends at byte {end}, but the file has "
+                    f"{file_size} bytes; fetch it again"
                 )
 
     def __exit__(
@@ -87,11 +87,21 @@ class GGUFCheckpoint(Checkpoint):
         matrix = out if out.dim() > 1 else out.unsqueeze(0)
         rows = self._raw_rows(info, matrix.shape[0])
         chunk = max(1, CHUNK_ELEMENTS // matrix.shape[1])
-        quantization = self._gguf.GGMLQuantizationType(info.type_id)
         subtract = np.float32(1) if self._architecture == "gemma3" and name.endswith("norm.weight") else None
         for start in range(0, len(rows), chunk):
-            values = self._gguf.quants.dequantize(np.array(rows[start : start + chunk]), quantization)
+            values = self._dequantize(np.array(rows[start : start + chunk]), info)
             matrix[start : start + chunk].copy_(torch.from_numpy(values if subtract is None else values - subtract))
+
+    def _dequantize(self, raw: NDArray[np.uint8], info: TensorInfo) -> NDArray[np.float32]:
+        kind = self._gguf.GGMLQuantizationType(info.type_id)
+        try:
+            values: NDArray[np.float32] = self._gguf.quants.dequantize(raw, kind)
+        except NotImplementedError:
+            raise ModelLoadError(
+                f"tensor {info.name!r} in {str(self.source)!r} is quantized as {kind.name}, which the gguf package "
+                "cannot dequantize; fetch another quantization"
+            ) from None
+        return values
 
     def _raw_rows(self, info: TensorInfo, num_rows: int) -> NDArray[np.uint8]:
         """The quantized bytes [rows, bytes of a row], in the order of Hugging Face."""
@@ -108,8 +118,8 @@ class GGUFCheckpoint(Checkpoint):
             elements, size = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(info.type_id)]
         except (ValueError, KeyError):
             raise ModelLoadError(
-                f"tensor {info.name!r} in {str(self.source)!r} is of ggml type {info.type_id}, which the installed gguf "
-                "package does not know; upgrade it or fetch another quantization"
+                f"tensor {info.name!r} in {str(self.source)!r} is of ggml type {info.type_id}, which the installed "
+                "gguf package does not know; upgrade it or fetch another quantization"
             ) from None
         if info.shape[-1] % elements:
             raise ModelLoadError(

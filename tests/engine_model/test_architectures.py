@@ -182,6 +182,19 @@ def test_after_preemption(twin: Twin, lab: Any) -> None:
     assert engine.stats().kv_usage == 0
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral", "gemma3", "deepseek"])
+def test_bfloat16_stays_close(twins: Callable[[str], Twin], name: str, lab: Any) -> None:
+    twin = twins(name)
+    engine = lab.make_engine(twin.directory, dtype="bfloat16")
+    traced = lab.trace_logits(engine)
+    (prompt,) = lab.prompts(50)
+    lab.generate(engine, [prompt], SamplingParams(max_tokens=1, temperature=0))
+    got = torch.stack([traced["0"][position] for position in range(50)]).float()
+    expected = lab.reference_logits(twin.reference, prompt)
+    correlation = torch.corrcoef(torch.stack((got.flatten(), expected.flatten())))[0, 1].item()
+    assert correlation > 0.995
+
+
 # Variants of a family
 
 
