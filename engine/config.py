@@ -134,6 +134,8 @@ class ModelDims:
 def _stretched(config: Mapping[str, Any], positions: int) -> int:
     """Positions a model can serve: with dynamic rope scaling `factor` times its original context, as in vLLM."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        raise ConfigError(f"config.json: rope_parameters and rope_scaling are objects, found {scaling!r}")
     factor = scaling.get("factor")
     if "dynamic" not in (scaling.get("rope_type"), scaling.get("type")) or not isinstance(factor, (int, float)):
         return positions

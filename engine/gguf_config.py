@@ -38,6 +38,8 @@ def hf_config_of(header: GGUFHeader) -> dict[str, Any]:
             f"{', '.join(ARCHITECTURES)}"
         )
     read = _Metadata(header, name)
+    if read.get("expert_count"):
+        raise ConfigError(f"{str(header.path)!r} is a mixture of experts, which is not supported in GGUF files")
     hidden, heads = read.integer("embedding_length"), read.integer("attention.head_count")
     head_dim = read.integer("attention.key_length", hidden // heads)
     if read.integer("attention.value_length", head_dim) != head_dim:

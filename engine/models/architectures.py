@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.config import ModelDims
 from engine.models.checkpoint import ModelLoadError
+from engine.models.config_values import non_negative_int, optional_float, positive_float, positive_int
 from engine.models.rope import rope_parameters
 from kernels.attention import AttentionOptions
 
@@ -104,11 +105,11 @@ def decoder_spec(dims: ModelDims, config: Mapping[str, Any]) -> DecoderSpec:
         family=family,
         layers=tuple(_layer_spec(family, dims, config, window) for window in layer_windows(family, dims, config)),
         ropes=tuple(ropes),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm_eps=positive_float(config, "rms_norm_eps", 1e-6),
         activation=_activation(family, config),
         tied_embedding=family.tied_embedding if tied is None else bool(tied),
-        original_context=int(config["max_position_embeddings"]),
-        final_soft_cap=config.get("final_logit_softcapping"),
+        original_context=positive_int(config, "max_position_embeddings"),
+        final_soft_cap=optional_float(config, "final_logit_softcapping"),
     )
 
 
@@ -123,16 +124,15 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
 
 def layer_windows(family: Family, dims: ModelDims, config: Mapping[str, Any]) -> list[int | None]:
     """The sliding window of every layer, None where it sees everything."""
-    window = config.get("sliding_window", 4096)
     switched_off = family.windows is Windows.LAST and not config.get("use_sliding_window")
-    if family.windows is Windows.NONE or window is None or switched_off:
+    if family.windows is Windows.NONE or switched_off or config.get("sliding_window", 4096) is None:
         return [None] * dims.num_layers
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ModelLoadError(f"config.json: sliding_window must be a positive integer or null, found {window!r}")
+    window = positive_int(config, "sliding_window", 4096)
     if family.windows is Windows.EVERY:
         return [window] * dims.num_layers
     types = config.get("layer_types") or _default_layer_types(family, dims, config)
-    if len(types) != dims.num_layers or not set(types) <= {FULL, SLIDING}:
+    known = isinstance(types, list) and all(kind in (FULL, SLIDING) for kind in types)
+    if not known or len(types) != dims.num_layers:
         raise ModelLoadError(
             f"config.json: layer_types must name {FULL} or {SLIDING} for each of {dims.num_layers} layers"
         )
@@ -141,17 +141,16 @@ def layer_windows(family: Family, dims: ModelDims, config: Mapping[str, Any]) ->
 
 def _default_layer_types(family: Family, dims: ModelDims, config: Mapping[str, Any]) -> list[str]:
     if family.windows is Windows.LOCAL:
-        period = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
+        period = positive_int(config, "sliding_window_pattern", positive_int(config, "_sliding_window_pattern", 6))
         return [SLIDING if (i + 1) % period else FULL for i in range(dims.num_layers)]
-    first = int(config.get("max_window_layers", 28))
+    first = non_negative_int(config, "max_window_layers", 28)
     return [SLIDING if i >= first else FULL for i in range(dims.num_layers)]
 
 
 def _layer_spec(family: Family, dims: ModelDims, config: Mapping[str, Any], window: int | None) -> LayerSpec:
-    scalar = config.get("query_pre_attn_scalar") or family.query_pre_attn_scalar or dims.head_dim
-    options = AttentionOptions(
-        scale=float(scalar) ** -0.5, sliding_window=window, soft_cap=config.get("attn_logit_softcapping")
-    )
+    scalar = positive_float(config, "query_pre_attn_scalar", family.query_pre_attn_scalar or dims.head_dim)
+    soft_cap = optional_float(config, "attn_logit_softcapping")
+    options = AttentionOptions(scale=scalar**-0.5, sliding_window=window, soft_cap=soft_cap)
     return LayerSpec(options, rope=1 if family.windows is Windows.LOCAL and window is not None else 0)
 
 
@@ -159,7 +158,7 @@ def _local_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary parameters of Gemma 3's local layers, which scaling of the global ones leaves alone."""
     if SLIDING in (config.get("rope_parameters") or {}):
         return rope_parameters(config, SLIDING)
-    return {"rope_type": "default", "rope_theta": float(config.get("rope_local_base_freq") or 10000.0)}
+    return {"rope_type": "default", "rope_theta": positive_float(config, "rope_local_base_freq", 10000.0)}
 
 
 def _activation(family: Family, config: Mapping[str, Any]) -> str:

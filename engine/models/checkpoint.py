@@ -40,6 +40,7 @@ class Checkpoint(ABC):
         self.dtype = dtype
         self.device = device
         self.bytes_taken = 0
+        self._taken: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -51,6 +52,10 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def __contains__(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def unused(self) -> list[str]:
+        """Names, as the files have them, of the tensors that were not taken."""
 
     @abstractmethod
     def shape_of(self, name: str) -> tuple[int, ...]:
@@ -91,6 +96,7 @@ class Checkpoint(ABC):
         return out
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        self._taken.add(name)
         if name not in self:
             raise ModelLoadError(
                 f"tensor {name} is missing from the weights in {str(self.source)!r}; the checkpoint is incomplete"
@@ -126,6 +132,9 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def __contains__(self, name: str) -> bool:
         return name in self._handles
+
+    def unused(self) -> list[str]:
+        return sorted(self._handles.keys() - self._taken)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._handles[name].get_slice(name).get_shape())

@@ -23,6 +23,7 @@ from torch.nn import functional
 from engine.config import ModelDims
 from engine.models.architectures import refuse_unsupported
 from engine.models.checkpoint import Checkpoint, ModelLoadError
+from engine.models.config_values import non_negative_int, positive_float, positive_int
 from engine.models.experts import DenseMLP, Mixture, Router, load_experts
 from engine.models.norm import RMSNorm
 from engine.models.rope import RotaryTable, rope_parameters, rotary_frequencies, yarn_mscale
@@ -46,20 +47,13 @@ class LatentShape:
     @classmethod
     def of(cls, dims: ModelDims, config: Mapping[str, Any]) -> LatentShape:
         """From a `config.json`; raises `ModelLoadError` naming the key that is missing or wrong."""
-
-        def integer(key: str) -> int:
-            value = config.get(key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ModelLoadError(f"config.json: {key} must be a positive integer, found {value!r}")
-            return value
-
         return cls(
             num_heads=dims.num_q_heads,
-            q_lora_rank=None if config.get("q_lora_rank") is None else integer("q_lora_rank"),
+            q_lora_rank=None if config.get("q_lora_rank") is None else positive_int(config, "q_lora_rank"),
             kv_lora_rank=dims.kv_lora_rank,
-            nope=integer("qk_nope_head_dim"),
+            nope=positive_int(config, "qk_nope_head_dim"),
             rope=dims.qk_rope_head_dim,
-            value=integer("v_head_dim"),
+            value=positive_int(config, "v_head_dim"),
         )
 
 
@@ -94,12 +88,14 @@ class DeepseekV2:
         self, dims: ModelDims, hf_config: Mapping[str, Any], checkpoint: Checkpoint, max_model_len: int
     ) -> None:
         refuse_unsupported(hf_config)
+        if not dims.latent_width:
+            raise ModelLoadError("config.json: kv_lora_rank is missing; DeepSeek-V2 caches latents of that size")
         if hf_config.get("hidden_act", "silu") != "silu":
             raise ModelLoadError(f"config.json: hidden_act is {hf_config['hidden_act']!r}; DeepSeek here knows 'silu'")
         self.dims, self.shape = dims, LatentShape.of(dims, hf_config)
         self.dtype, self.device = checkpoint.dtype, checkpoint.device
         hidden, vocab = dims.hidden_size, dims.vocab_size
-        eps = float(hf_config.get("rms_norm_eps", 1e-6))
+        eps = positive_float(hf_config, "rms_norm_eps", 1e-6)
         parameters = rope_parameters(hf_config)
         self.scale = attention_scale(self.shape, parameters)
         self.embedding = checkpoint.take("model.embed_tokens.weight", vocab, hidden)
@@ -110,7 +106,7 @@ class DeepseekV2:
         tied = bool(hf_config.get("tie_word_embeddings", False))
         self.lm_head = self.embedding if tied else checkpoint.take("lm_head.weight", vocab, hidden)
         frequencies, factor = rotary_frequencies(
-            parameters, self.shape.rope, int(hf_config["max_position_embeddings"]), max_model_len
+            parameters, self.shape.rope, positive_int(hf_config, "max_position_embeddings"), max_model_len
         )
         self.rope = RotaryTable(frequencies, max_model_len, self.dtype, self.device, factor)
         self.weights_bytes = checkpoint.bytes_taken + self.rope.nbytes
@@ -161,9 +157,9 @@ class DeepseekV2:
 def attention_scale(shape: LatentShape, parameters: Mapping[str, Any]) -> float:
     """1 / sqrt(channels of a query), times the square of YaRN's temperature where rope is scaled."""
     scale = float((shape.nope + shape.rope) ** -0.5)
-    all_dim = parameters.get("mscale_all_dim")
-    if parameters["rope_type"] != "default" and all_dim:
-        scale *= yarn_mscale(float(parameters["factor"]), float(all_dim)) ** 2
+    if parameters["rope_type"] != "default" and parameters.get("mscale_all_dim"):
+        all_dim = positive_float(parameters, "mscale_all_dim")
+        scale *= yarn_mscale(positive_float(parameters, "factor"), all_dim) ** 2
     return scale
 
 
@@ -179,7 +175,7 @@ def _load_layer(
     prefix = f"model.layers.{index}"
     hidden = dims.hidden_size
     mlp: DenseMLP | Mixture
-    if index < int(config.get("first_k_dense_replace") or 0):
+    if index < non_negative_int(config, "first_k_dense_replace"):
         mlp = DenseMLP.load(checkpoint, f"{prefix}.mlp", hidden, dims.intermediate_size)
     else:
         mlp = load_experts(checkpoint, f"{prefix}.mlp", hidden, config, router)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.models.checkpoint import Checkpoint, ModelLoadError
+from engine.models.config_values import non_negative_int, positive_float, positive_int
 
 
 @dataclass
@@ -59,11 +60,11 @@ class Router:
             raise ModelLoadError("config.json: DeepSeek here routes by softmax without norm_topk_prob, as V2 does")
         grouped = method == "group_limited_greedy"
         router = cls(
-            num_experts=int(config.get("n_routed_experts") or 0),
-            top_k=int(config.get("num_experts_per_tok") or 0),
-            scaling=float(config.get("routed_scaling_factor") or 1.0),
-            num_groups=int(config.get("n_group") or 1) if grouped else 1,
-            top_groups=int(config.get("topk_group") or 1) if grouped else 1,
+            num_experts=non_negative_int(config, "n_routed_experts"),
+            top_k=non_negative_int(config, "num_experts_per_tok"),
+            scaling=positive_float(config, "routed_scaling_factor", 1.0),
+            num_groups=positive_int(config, "n_group", 1) if grouped else 1,
+            top_groups=positive_int(config, "topk_group", 1) if grouped else 1,
         )
         if router.num_experts % router.num_groups or not router.top_groups <= router.num_groups:
             raise ModelLoadError(
@@ -114,14 +115,14 @@ def load_experts(
     checkpoint: Checkpoint, prefix: str, hidden: int, config: Mapping[str, Any], router: Router
 ) -> Mixture:
     """Takes the mixture at `<prefix>`; `ModelLoadError` when `config.json` does not describe one."""
-    width = config.get("moe_intermediate_size")
-    if not isinstance(width, int) or not 1 <= router.top_k <= router.num_experts:
+    width = positive_int(config, "moe_intermediate_size")
+    if not 1 <= router.top_k <= router.num_experts:
         raise ModelLoadError(
-            "config.json: a mixture of experts needs moe_intermediate_size and num_experts_per_tok, at most "
-            "n_routed_experts"
+            f"config.json: num_experts_per_tok must be between 1 and n_routed_experts ({router.num_experts}), found "
+            f"{router.top_k}"
         )
     gate = checkpoint.take_transposed({f"{prefix}.gate.weight": router.num_experts}, hidden).float()
-    num_shared = int(config.get("n_shared_experts") or 0)
+    num_shared = non_negative_int(config, "n_shared_experts")
     shared = DenseMLP.load(checkpoint, f"{prefix}.shared_experts", hidden, width * num_shared) if num_shared else None
     return Mixture(
         router=router,

@@ -79,6 +79,9 @@ class GGUFCheckpoint(Checkpoint):
     def __contains__(self, name: str) -> bool:
         return self._gguf_name(name) in self._tensors
 
+    def unused(self) -> list[str]:
+        return sorted(self._tensors.keys() - {self._gguf_name(name) for name in self._taken})
+
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self._tensors[self._gguf_name(name)].shape
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from engine.models.gguf_weights import GGUFCheckpoint
 from engine.models.interface import CausalLM
 
 __all__ = ["MODELS", "ModelLoadError", "load_model"]
+
+# Tables that old checkpoints carry, and a head written out although it is the embedding.
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|^lm_head\.weight$")
 
 Builder = Callable[[ModelDims, Mapping[str, Any], Checkpoint, int], CausalLM]
 
@@ -45,4 +49,16 @@ def load_model(
         )
     kind: type[Checkpoint] = GGUFCheckpoint if is_gguf(path) else SafetensorsCheckpoint
     with kind(path, dtype, torch.device(device)) as checkpoint:
-        return build(dims, hf_config, checkpoint, max_model_len or dims.max_position_embeddings)
+        loaded = build(dims, hf_config, checkpoint, max_model_len or dims.max_position_embeddings)
+        _refuse_unused(checkpoint, dims)
+    return loaded
+
+
+def _refuse_unused(checkpoint: Checkpoint, dims: ModelDims) -> None:
+    """A weight that is left over means another model than the one we computed, however alike."""
+    for name in checkpoint.unused():
+        if not IGNORED.search(name):
+            raise ModelLoadError(
+                f"tensor {name} in {str(checkpoint.source)!r} is none that this engine's {dims.architecture} has; "
+                "leaving it out would give other answers than the model's"
+            )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.models.checkpoint import ModelLoadError
+from engine.models.config_values import positive_float
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -67,11 +68,13 @@ def rope_parameters(
     The result has `rope_type`, `rope_theta` and what the scaling needs.
     """
     found: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(found, Mapping):
+        raise ModelLoadError(f"config.json: rope_parameters and rope_scaling are objects, found {found!r}")
     if layer_type is not None and isinstance(found.get(layer_type), Mapping):
         found = found[layer_type]
     kind = found.get("rope_type") or found.get("type") or "default"
-    theta = found.get("rope_theta") or config.get("rope_theta") or default_theta
-    return {**found, "rope_type": str(kind), "rope_theta": float(theta)}
+    theta = positive_float(found, "rope_theta", positive_float(config, "rope_theta", default_theta))
+    return {**found, "rope_type": str(kind), "rope_theta": theta}
 
 
 def rotary_frequencies(
@@ -83,7 +86,7 @@ def rotary_frequencies(
     Raises `ModelLoadError` on a kind of scaling that is not one of `ROPE_TYPES`, or lacks what it needs.
     """
     kind, theta = parameters["rope_type"], parameters["rope_theta"]
-    if float(parameters.get("partial_rotary_factor") or 1.0) != 1.0:
+    if parameters.get("partial_rotary_factor") not in (None, 1):
         raise ModelLoadError("config.json: partial_rotary_factor is not 1; this engine rotates whole heads only")
     try:
         if kind == "dynamic":

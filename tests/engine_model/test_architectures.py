@@ -6,6 +6,7 @@ Differences are relative to the spread of the logits.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from engine.config import ConfigError, EngineConfig, ModelDims
 from engine.engine import LLMEngine
 from engine.memory import kv_bytes_per_token
 from engine.models import decoder, deepseek_v2
+from engine.models.loader import load_model
 from engine.models.rope import RotaryTable
 from engine.request import SamplingParams
 
@@ -221,6 +223,29 @@ def test_head_counts_are_mere_values(tmp_path: Path, kv_heads: int, lab: Any) ->
 def test_deepseek_without_dense_layers(tmp_path: Path, lab: Any) -> None:
     config = DeepseekV2Config(**(DEEPSEEK | {"first_k_dense_replace": 0}), q_lora_rank=20)
     assert relative_error(lab, tmp_path, config) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen2-window", "gemma3", "deepseek-q-lora-groups-yarn"])
+def test_a_wrong_config_never_ends_in_a_traceback(twins: Callable[[str], Twin], name: str, tmp_path: Path) -> None:
+    """Every value of config.json, those of rope too, is replaced by nonsense: refused with a sentence, or loaded."""
+    directory = twins(name).directory
+    config = json.loads((directory / "config.json").read_text())
+    (tmp_path / "model.safetensors").symlink_to(directory / "model.safetensors")
+    nonsense: list[Any] = ["x", -1, 0, None, [], {}, 1.5, True, [3], {"a": 1}, 10**9]
+    changes = [{key: value} for key in config for value in nonsense]
+    for part, rope in ((key, value) for key, value in config["rope_parameters"].items() if isinstance(value, dict)):
+        ropes = ({part: rope | {key: value}} for key in rope for value in nonsense)
+        changes += [{"rope_parameters": config["rope_parameters"] | change} for change in ropes]
+    changes += [{"rope_parameters": {**config["rope_parameters"], key: v}} for key in YARN for v in nonsense]
+    refused = 0
+    for change in changes:
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        try:
+            dims = ModelDims.from_model_dir(tmp_path)
+            load_model(tmp_path, dims, torch.float32, "cpu", max_model_len=64)
+        except ConfigError:
+            refused += 1
+    assert refused > len(changes) / 4
 
 
 # Latents instead of keys and values

@@ -306,6 +306,16 @@ def test_missing_dimension(tmp_path: Path) -> None:
         ModelDims.from_model_dir(file)
 
 
+def test_a_tensor_that_the_model_has_no_use_for(pair: Any, tmp_path: Path) -> None:
+    directory, _ = pair("llama")
+    for file in directory.glob("*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(directory / "model.safetensors")
+    save_file(weights | {"model.layers.0.self_attn.v_proj.bias": torch.ones(32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"blk\.0\.attn_v\.bias in .* is none that"):
+        load(write_gguf(tmp_path, tmp_path / "more.gguf"))
+
+
 def test_missing_tensor(pair: Any, tmp_path: Path) -> None:
     directory, _ = pair("llama")
     for file in directory.glob("*"):

@@ -176,6 +176,17 @@ def test_missing_tensor(copy: Path) -> None:
         load(copy)
 
 
+def test_a_tensor_that_the_model_has_no_use_for(copy: Path) -> None:
+    edit_weights(copy, **{"model.layers.1.self_attn.q_proj.bias": torch.ones(64)})
+    with pytest.raises(ModelLoadError, match=r"q_proj\.bias in .* is none that this engine's LlamaForCausalLM has"):
+        load(copy)
+
+
+def test_tables_of_old_checkpoints_are_left_out(copy: Path) -> None:
+    edit_weights(copy, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    load(copy)
+
+
 @pytest.mark.parametrize("shape", [(64, 64, 1), (63, 64), (64, 63), ()])
 def test_tensor_of_another_shape(copy: Path, shape: tuple[int, ...]) -> None:
     edit_weights(copy, **{"model.layers.0.self_attn.o_proj.weight": torch.zeros(shape)})
