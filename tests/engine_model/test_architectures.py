@@ -225,6 +225,32 @@ def test_deepseek_without_dense_layers(tmp_path: Path, lab: Any) -> None:
     assert relative_error(lab, tmp_path, config) < TOLERANCE
 
 
+LEGACY_GEMMA = {
+    "rope_theta": 100000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    "rope_local_base_freq": 1000.0,
+}
+YARN_SCALING = {key: value for key, value in YARN.items() if key not in ("rope_type", "rope_theta")}
+LEGACY_DEEPSEEK = {"rope_theta": 10000.0, "rope_scaling": YARN_SCALING | {"type": "yarn"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "legacy"),
+    [("gemma3", LEGACY_GEMMA), ("deepseek-q-lora-groups-yarn", LEGACY_DEEPSEEK)],
+    ids=["gemma3", "deepseek"],
+)
+def test_rope_as_the_published_configs_spell_it(
+    twins: Callable[[str], Twin], name: str, legacy: dict[str, Any], tmp_path: Path, lab: Any
+) -> None:
+    twin = twins(name)
+    for file in twin.directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(config | legacy))
+    assert twin.relative_error(lab.make_engine(tmp_path), lab.prompts(61)) < TOLERANCE
+
+
 @pytest.mark.parametrize("name", ["qwen2-window", "gemma3", "deepseek-q-lora-groups-yarn"])
 def test_a_wrong_config_never_ends_in_a_traceback(twins: Callable[[str], Twin], name: str, tmp_path: Path) -> None:
     """Every value of config.json, those of rope too, is replaced by nonsense: refused with a sentence, or loaded."""
