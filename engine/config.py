@@ -153,7 +153,9 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
 
         return gguf_hf_config(directory)
     if not directory.is_dir():
-        raise ConfigError(f"model directory {str(directory)!r} does not exist; give --model a directory or a .gguf file")
+        raise ConfigError(
+            f"model directory {str(directory)!r} does not exist; give --model a directory or a .gguf file"
+        )
     file = directory / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
