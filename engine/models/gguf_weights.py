@@ -146,4 +146,5 @@ def _import_gguf() -> ModuleType:
         raise ModelLoadError(
             "GGUF files need the gguf package, which is not installed: pip install 'kvoncall[gemma]'"
         ) from None
-    return gguf
+    module: ModuleType = gguf
+    return module
