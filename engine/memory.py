@@ -18,8 +18,16 @@ BOOKKEEPING_BYTES_PER_BLOCK = 768  # what the engine remembers of a block: its r
 
 
 def kv_bytes_per_block(dims: ModelDims, kv_dtype: str, block_size: int) -> int:
-    """Bytes of one block of `block_size` tokens over all layers, scales included."""
+    """Bytes of one block of `block_size` tokens over all layers, scales included.
+
+    Multi-head latent attention keeps one vector of the latent's width a token and layer, for all heads and for both
+    keys and values; a quantized format for it is a `ConfigError`.
+    """
     kv_format = resolve_kv_format(kv_dtype, dims.dtype)
+    if dims.latent_width:
+        if kv_format.quantized:
+            raise ConfigError(f"latents are kept in floating point only, not in {kv_format.name}")
+        return dims.num_layers * kv_format.key.bytes_per_block_head(dims.latent_width, block_size)
     return dims.num_layers * dims.num_kv_heads * kv_format.bytes_per_block_head(dims.head_dim, block_size)
 
 

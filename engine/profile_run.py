@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig, ModelDims
 from engine.device import measure_activation_peak
-from engine.models.llama import LlamaModel
+from engine.models.interface import CausalLM
 from engine.request import SamplingParams
 from engine.runner import allocate_kv_caches
 from engine.sampler import Sampler, SamplingState
@@ -24,7 +24,7 @@ from kernels.attention import AttentionMetadata
 Step = list[tuple[int, int]]  # (context_len, query_len) of each sequence; decodes first, as scheduled
 
 
-def activation_peak_bytes(config: EngineConfig, model: LlamaModel, dims: ModelDims) -> int:
+def activation_peak_bytes(config: EngineConfig, model: CausalLM, dims: ModelDims) -> int:
     """Measured bytes a step needs at most beyond weights and KV pool: activations, workspace, logits, sampling."""
     max_model_len = config.resolved_max_model_len(dims)
     caches = allocate_kv_caches(config, dims, 1 + -(-max_model_len // config.block_size), model.device)

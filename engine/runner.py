@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.config import EngineConfig, ModelDims
 from engine.device import resolve_dtype
 from engine.memory import MemoryPlan
-from engine.models.llama import LlamaModel
+from engine.models.interface import CausalLM
 from engine.request import Request
 from engine.sampler import Sampler, SamplingState, TokenLogprobs, token_logprobs
 from engine.scheduler import ScheduledRequest, SchedulerOutput
@@ -56,7 +56,7 @@ class _State:
 class ModelRunner:
     """Runs one model. Passes on what torch raises when memory runs out; the caches are then no longer valid."""
 
-    def __init__(self, config: EngineConfig, model: LlamaModel, dims: ModelDims, plan: MemoryPlan) -> None:
+    def __init__(self, config: EngineConfig, model: CausalLM, dims: ModelDims, plan: MemoryPlan) -> None:
         self.model = model
         self.block_size = plan.block_size
         self.sampler = Sampler(model.device, config.seed)
@@ -208,8 +208,16 @@ class ModelRunner:
 
 def allocate_kv_caches(
     config: EngineConfig, dims: ModelDims, num_blocks: int, device: torch.device
-) -> list[LayerKVCache]:
-    """The KV pool, one cache a layer, and a row of open blocks for every sequence a step may hold."""
+) -> list[LayerKVCache] | list[Tensor]:
+    """The KV pool, one cache a layer, and a row of open blocks for every sequence a step may hold.
+
+    Multi-head latent attention has tensors [num_blocks, block_size, latent width].
+    """
+    if dims.latent_width:
+        dtype: torch.dtype = getattr(torch, config.resolved_kv_format(dims).name)
+        shape = (num_blocks, config.block_size, dims.latent_width)
+        # Zeroed by hand: memory is only promised until it is touched.
+        return [torch.empty(shape, dtype=dtype, device=device).zero_() for _ in range(dims.num_layers)]
     return [
         allocate_kv_cache(
             config.resolved_kv_format(dims),

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from engine import gemma
 from engine.config import ConfigError, EngineConfig, ModelDims
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def _exit_at_end_of_stdin() -> None:
 
 
 def _serve(config: EngineConfig) -> int:
+    if config.model == gemma.NAME:
+        log.info(gemma.NOTICE)
     dims = ModelDims.from_model_dir(config.model_dir)
     config.resolved_max_model_len(dims)
     config.resolved_kv_format(dims)

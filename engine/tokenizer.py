@@ -1,7 +1,7 @@
 """Text to token ids and back, chat templates, and incremental decoding. `tokenizers` and jinja2 only.
 
-Reads `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja` of a Hugging
-Face directory. Chat templates come from whoever made the model, so they run in jinja2's immutable sandbox.
+Chat templates come from whoever made the model, so they run in jinja2's immutable sandbox. What is read from which
+files is the matter of `engine.tokenizer_files` and `engine.gguf_tokenizer`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import jinja2
 import jinja2.sandbox
 import tokenizers
 
-from engine.config import ConfigError, read_hf_config
+from engine.config import ConfigError
+from engine.gguf_file import is_gguf
+from engine.gguf_tokenizer import read_gguf_tokenizer
+from engine.tokenizer_files import read_directory
 
 
 class ChatTemplateError(ValueError):
@@ -25,24 +28,17 @@ class ChatTemplateError(ValueError):
 
 
 class Tokenizer:
-    """The tokenizer of one model directory. Raises `ConfigError` when there is none to read."""
+    """The tokenizer of one model directory or GGUF file. Raises `ConfigError` when there is none to read."""
 
-    def __init__(self, model_dir: str | Path) -> None:
-        directory = Path(model_dir)
-        file = directory / "tokenizer.json"
-        if not file.is_file():
-            raise ConfigError(
-                f"{str(directory)!r} holds no tokenizer.json; the engine needs one to read and write text"
-            )
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the Rust side raises bare Exception
-            raise ConfigError(f"{str(file)!r} is not a readable tokenizer: {error}") from None
+    def __init__(self, model: str | Path) -> None:
+        path = Path(model)
+        files = read_gguf_tokenizer(path) if is_gguf(path) else read_directory(path)
+        self._tokenizer = files.tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._config = _read_json(directory / "tokenizer_config.json")
-        self._template = _compile_template(directory, self._config)
-        self.eos_token_ids = _eos_token_ids(directory, self._tokenizer, self._config)
+        self._specials = files.specials
+        self._template = _compile_template(files.source, files.chat_template)
+        self.eos_token_ids = files.eos_token_ids
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._token_bytes = _token_bytes(self._tokenizer)
 
@@ -72,10 +68,9 @@ class Tokenizer:
         """
         if self._template is None:
             raise ChatTemplateError("the model has no chat template; use /v1/completions")
-        specials = {key: _content(value) for key, value in self._config.items() if key.endswith("_token")}
         try:
             return self._template.render(
-                **specials, messages=list(messages), add_generation_prompt=add_generation_prompt
+                **self._specials, messages=list(messages), add_generation_prompt=add_generation_prompt
             )
         except MemoryError:
             raise
@@ -150,40 +145,8 @@ class WindowStream:
         return new_text
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{str(path)!r} cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{str(path)!r} is not a JSON object")
-    return content
-
-
-def _content(token: Any) -> Any:
-    """A special token as text; tokenizer_config.json holds text or an object with `content`."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _eos_token_ids(directory: Path, tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any]) -> list[int]:
-    """End tokens from the first of generation_config.json, config.json, tokenizer_config.json that names some."""
-    sources = (_read_json(directory / "generation_config.json"), read_hf_config(directory))
-    for eos in (source.get("eos_token_id") for source in sources):
-        if eos is not None:
-            return [int(token) for token in (eos if isinstance(eos, list) else [eos])]
-    token = _content(config.get("eos_token"))
-    token_id = tokenizer.token_to_id(token) if isinstance(token, str) else None
-    return [] if token_id is None else [token_id]
-
-
-def _compile_template(directory: Path, config: Mapping[str, Any]) -> jinja2.Template | None:
-    file = directory / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several named templates
-        source = next((t["template"] for t in source if t.get("name") == "default"), None)
-    if not isinstance(source, str):
+def _compile_template(model: str, source: str | None) -> jinja2.Template | None:
+    if source is None:
         return None
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
@@ -191,7 +154,7 @@ def _compile_template(directory: Path, config: Mapping[str, Any]) -> jinja2.Temp
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as error:
-        raise ConfigError(f"the chat template of {str(directory)!r} is not valid jinja: {error}") from None
+        raise ConfigError(f"the chat template of {model!r} is not valid jinja: {error}") from None
 
 
 def _strftime_now(form: str) -> str:

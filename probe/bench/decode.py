@@ -136,14 +136,14 @@ def _time_by_part(engine: LLMEngine, prompts: list[list[int]]) -> dict[str, str]
 
         return wrapper
 
-    import engine.models.llama as llama
+    import engine.models.decoder as decoder
 
     patched: list[tuple[Any, str, str]] = [
         (engine.scheduler, "schedule", "schedule"),
         (engine.scheduler, "update_from_output", "update"),
         (engine.runner, "execute", "runner"),
-        (llama, "paged_attention", "attention"),
-        (llama, "reshape_and_cache", "cache write"),
+        (decoder, "paged_attention", "attention"),
+        (decoder, "reshape_and_cache", "cache write"),
     ]
     originals = [getattr(owner, attribute) for owner, attribute, _ in patched]
     for (owner, attribute, name), original in zip(patched, originals, strict=True):

@@ -135,6 +135,24 @@ def test_dims_of_a_hugging_face_config() -> None:
     assert (dims.num_layers, dims.num_kv_heads, dims.head_dim, dims.dtype) == (80, 8, 128, "bfloat16")
 
 
+def test_keys_that_are_null_count_as_missing() -> None:
+    dims = ModelDims.from_hf_config(LLAMA3_70B | {"head_dim": None, "num_key_value_heads": None})
+    assert (dims.head_dim, dims.num_kv_heads, dims.latent_width) == (128, 64, 0)
+
+
+def test_latent_attention_is_told_by_its_rank() -> None:
+    latent = ModelDims.from_hf_config(LLAMA3_70B | {"kv_lora_rank": 512, "qk_rope_head_dim": 64})
+    assert latent.latent_width == 576
+    with pytest.raises(ConfigError, match="qk_rope_head_dim"):
+        ModelDims.from_hf_config(LLAMA3_70B | {"kv_lora_rank": 512})
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_dynamic_rope_scaling_stretches_the_context(key: str) -> None:
+    dims = ModelDims.from_hf_config(LLAMA3_70B | {key: {"type": "dynamic", "factor": 2.0}})
+    assert dims.max_position_embeddings == 2 * 131072
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

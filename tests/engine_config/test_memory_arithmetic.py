@@ -14,6 +14,7 @@ from kernels.formats import KV_CACHE_DTYPES
 
 LLAMA3_70B = ModelDims("LlamaForCausalLM", 80, 64, 8, 128, 8192, 28672, 128256, 131072, "bfloat16")
 LLAMA3_8B = ModelDims("LlamaForCausalLM", 32, 32, 8, 128, 4096, 14336, 128256, 131072, "bfloat16")
+DEEPSEEK_V2_LITE = ModelDims("DeepseekV2ForCausalLM", 27, 16, 16, 192, 2048, 10944, 102400, 163840, "bfloat16", 512, 64)
 TESTBED = ModelDims("LlamaForCausalLM", 4, 4, 2, 32, 128, 384, 128, 2048, "float32")
 
 
@@ -157,3 +158,19 @@ def test_a_profiled_plan_never_exceeds_its_share(
     assert plan.bookkeeping_bytes == plan.num_gpu_blocks * records
     assert plan.kv_cache_bytes == plan.num_gpu_blocks * plan.kv_bytes_per_block
     assert plan.kv_bytes_per_token * block_size - plan.kv_bytes_per_block in range(block_size)
+
+
+def test_latents_take_their_width_whatever_the_number_of_heads() -> None:
+    assert kv_bytes_per_token(DEEPSEEK_V2_LITE, "auto") == 27 * (512 + 64) * 2 == 31_104
+    assert kv_bytes_per_block(DEEPSEEK_V2_LITE, "float32", 16) == 27 * 576 * 4 * 16
+    expanded = dataclasses.replace(DEEPSEEK_V2_LITE, kv_lora_rank=0, qk_rope_head_dim=0)
+    assert kv_bytes_per_token(expanded, "auto") > 10 * kv_bytes_per_token(DEEPSEEK_V2_LITE, "auto")
+    with pytest.raises(ConfigError, match="latents are kept in floating point only, not in int8_per_token_head"):
+        kv_bytes_per_token(DEEPSEEK_V2_LITE, "int8_per_token_head")
+
+
+def test_a_plan_for_latents() -> None:
+    config = EngineConfig(max_model_len=1024, kv_cache_memory_bytes=2 * 31_104 * 1024)
+    plan = plan_kv_cache(config, DEEPSEEK_V2_LITE, weights_bytes=0, activation_peak_bytes=0)
+    assert plan.num_gpu_blocks == 128
+    assert plan.kv_bytes_per_token == 31_104

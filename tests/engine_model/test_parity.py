@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from engine.engine import LLMEngine
-from engine.models import llama
+from engine.models import decoder
 from engine.models.rope import RotaryTable
 from engine.request import SamplingParams
 from kernels.attention import AttentionMetadata, AttentionOptions
@@ -146,26 +146,27 @@ def positions_from_zero(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def wrong_scale(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine.runner.model.attention_options = AttentionOptions(scale=1.0)
+    for layer in engine.runner.model.layers:
+        layer.spec = replace(layer.spec, attention=AttentionOptions(scale=1.0))
 
 
 def interleaved_kv_heads(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = llama.paged_attention
+    right = decoder.paged_attention
     order = [0, 2, 1, 3]  # with 2 KV heads: query head h reads KV head h % 2 instead of h // 2
 
     def wrong(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return right(query[:, order].contiguous(), *args, **kwargs)[:, order].contiguous()
 
-    monkeypatch.setattr(llama, "paged_attention", wrong)
+    monkeypatch.setattr(decoder, "paged_attention", wrong)
 
 
 def one_slot_off(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = llama.reshape_and_cache
+    right = decoder.reshape_and_cache
 
     def wrong(key: Tensor, value: Tensor, cache: LayerKVCache, metadata: AttentionMetadata) -> None:
         right(key, value, cache, replace(metadata, slot_mapping=metadata.slot_mapping + 1))
 
-    monkeypatch.setattr(llama, "reshape_and_cache", wrong)
+    monkeypatch.setattr(decoder, "reshape_and_cache", wrong)
 
 
 @pytest.mark.parametrize(
