@@ -41,15 +41,15 @@ def paged_attention(
     elif query.stride(2) != 1:
         query = query.contiguous()
     out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
-    lse = torch.full(query.shape[:2], float("-inf"), device=query.device)
     e4m3 = native_e4m3(query.device)
-    for launch in _launches(metadata):
-        rows = launch.rows
-        lse[rows] = paged.paged_attention(
-            query[rows], cache, metadata, options, out[rows], native_e4m3=e4m3, **launch.arguments
+    lse = [
+        paged.paged_attention(
+            query[launch.rows], cache, metadata, options, out[launch.rows], native_e4m3=e4m3, **launch.arguments
         )
-    if attention_mass is not None:
-        add_attention_mass(query, cache, metadata, options, lse, attention_mass, native_e4m3=e4m3)
+        for launch in _launches(metadata)  # their rows lie one after another, from row 0
+    ]
+    if attention_mass is not None and lse:
+        add_attention_mass(query, cache, metadata, options, torch.cat(lse), attention_mass, native_e4m3=e4m3)
     return unrotate(out) if cache.value.fmt.rotated else out
 
 
