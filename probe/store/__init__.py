@@ -1,4 +1,4 @@
-"""The memory of the watch: targets, samples, events, alerts, replays (SQLite by default, PostgreSQL by URL).
+"""Targets, samples, events, alerts, replays and quality runs, in SQLite by default or PostgreSQL by URL.
 
 `Store.open(data_dir)` migrates the schema and starts the one writer thread of this process.
 """
@@ -11,6 +11,8 @@ from probe.store.records import (
     JournalEntry,
     Lease,
     LeaseLostError,
+    QualityItem,
+    QualityRun,
     Reading,
     Replay,
     Sample,
@@ -27,6 +29,8 @@ __all__ = [
     "JournalEntry",
     "Lease",
     "LeaseLostError",
+    "QualityItem",
+    "QualityRun",
     "Reading",
     "Replay",
     "Sample",

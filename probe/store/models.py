@@ -177,6 +177,42 @@ class JournalRow(Base):
     data: Mapped[dict[str, Any] | None]
 
 
+class QualityRunRow(Base):
+    __tablename__ = "quality_runs"
+    __table_args__ = (
+        Index("ix_quality_runs_started_at", "started_at"),
+        Index("ix_quality_runs_target", "target", "started_at"),
+    )
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    target: Mapped[str] = mapped_column(NAME)
+    label: Mapped[str] = mapped_column(NAME)
+    model: Mapped[str] = mapped_column(Text)
+    suite: Mapped[dict[str, Any]]
+    suite_key: Mapped[str] = mapped_column(String(64))
+    facts: Mapped[dict[str, Any]]
+    baseline_id: Mapped[str | None] = mapped_column(String(32))
+    status: Mapped[str] = mapped_column(String(20))
+    result: Mapped[dict[str, Any] | None]
+    error: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[float]
+    ended_at: Mapped[float | None]
+
+
+class QualityItemRow(Base):
+    __tablename__ = "quality_items"
+
+    run_id: Mapped[str] = mapped_column(
+        ForeignKey("quality_runs.id", name="fk_quality_items_run", ondelete="CASCADE"), primary_key=True
+    )
+    key: Mapped[str] = mapped_column(String(100), primary_key=True)
+    task: Mapped[str] = mapped_column(String(40))
+    turn: Mapped[int | None]
+    is_right: Mapped[bool | None]
+    is_valid: Mapped[bool | None]
+    data: Mapped[dict[str, Any]]
+
+
 class LeaseRow(Base):
     __tablename__ = "leases"
 

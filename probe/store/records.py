@@ -162,6 +162,47 @@ class JournalEntry:
 
 
 @dataclass(frozen=True)
+class QualityRun:
+    """One suite of checkable questions put to one server under one configuration (`label`).
+
+    `status`: "running", "done" or "incomplete" (it can be resumed). Runs with the same `suite_key` asked items that
+    mean the same, whose answers pair up by key. `facts` is what the server told about itself: engine, version, flags,
+    kv_cache_dtype, kv_layer_dtypes, kv_bytes_per_token, dims; what it did not tell is missing.
+    `result` is what `probe.quality.score.summarize` made of the items.
+    """
+
+    id: str
+    target: str
+    label: str
+    model: str
+    suite: dict[str, Any]
+    suite_key: str
+    facts: dict[str, Any]
+    baseline_id: str | None
+    status: str
+    result: dict[str, Any] | None
+    error: str | None
+    started_at: float
+    ended_at: float | None
+
+
+@dataclass(frozen=True)
+class QualityItem:
+    """One asked question, or (task "text") the log-likelihoods of one window of text.
+
+    `key` is the same for the same item of another run. `right` None: not a question; `valid`: the answer has the
+    form that was asked for.
+    """
+
+    key: str
+    task: str
+    turn: int | None
+    right: bool | None
+    valid: bool | None
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Lease:
     """Who may collect into this store, until when. `token` grows with every change of hands."""
 

@@ -9,6 +9,7 @@ from probe.store.alerts import Alerts
 from probe.store.database import BUSY_TIMEOUT_MS, Database
 from probe.store.events import Events
 from probe.store.leases import Leases
+from probe.store.quality import Quality
 from probe.store.replays import Replays
 from probe.store.samples import Samples
 from probe.store.settings import Settings
@@ -27,6 +28,7 @@ class Store:
         self.events = Events(database, self._writer)
         self.alerts = Alerts(database, self._writer)
         self.replays = Replays(database, self._writer)
+        self.quality = Quality(database, self._writer)
         self.leases = Leases(database, self._writer)
         self.settings = Settings(database, self._writer)
 
