@@ -3,7 +3,8 @@
 Arithmetic, once for all: an increase is the sum of the rises between neighbouring samples inside the window,
 not extrapolated to its edges; after a counter reset the new value counts from 0. A ratio is the ratio of
 sums over engines, never a mean of ratios. A gauge of several engines counts by its hottest one. Samples
-older than the staleness limit are no data, and no data is not "ok".
+older than the staleness limit are no data, and no data is not "ok". Rounds of a quality canary come hours apart
+and do not go stale; they count while they are in the window.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from probe.alerts.rules import AbsenceSignal, EventMatch, EventSignal, RatioSignal, Rule, SaturationSignal
+from probe.alerts.quality import Round, is_worse, rounds
+from probe.alerts.rules import (
+    AbsenceSignal,
+    EventMatch,
+    EventSignal,
+    QualitySignal,
+    RatioSignal,
+    Rule,
+    SaturationSignal,
+)
 from probe.alerts.window import Point, Series, Window
 from probe.store import Event, Target
 
@@ -118,6 +128,8 @@ def evaluate(rule: Rule, view: View, active_since: float | None = None) -> Outco
         return _saturation(rule, signal, view)
     if isinstance(signal, EventSignal):
         return _events(rule, signal, view, active_since)
+    if isinstance(signal, QualitySignal):
+        return _quality(rule, signal, view)
     return _absence(rule, signal, view)
 
 
@@ -217,6 +229,35 @@ def _absence(rule: Rule, signal: AbsenceSignal, view: View) -> Outcome:
     else:
         coverage = f"last answer {view.now - last_up:.0f} s ago"
     return Outcome("breach", 0.0, None, None, coverage, f"{rule.title}: {view.target.url}, {coverage}")
+
+
+def _quality(rule: Rule, signal: QualitySignal, view: View) -> Outcome:
+    seen = rounds(view.window, signal, view.now - rule.window_s)
+    span = f"{rule.window_s:.0f} s"
+    if not seen:
+        return Outcome("no_data", None, None, None, f"no quality canary ran on this target in the last {span}", "")
+    worse = [is_worse(r, rule.threshold, signal.invalid_threshold) for r in seen]
+    in_a_row = next((i for i, bad in enumerate(reversed(worse)) if not bad), len(worse))
+    newest = seen[-1]
+    coverage = f"{len(seen)} round{'s' if len(seen) > 1 else ''} in {span}, the last {view.now - newest.ts:.0f} s ago"
+    if in_a_row == 0:
+        verdict: Verdict = "ok"
+    elif in_a_row >= signal.min_rounds:
+        verdict = "breach"
+        coverage += f", {in_a_row} worse in a row"
+    else:
+        # One bad round is shown, not alerted. Where no other round is in the window, nothing speaks against it.
+        verdict = "no_data" if len(seen) < signal.min_rounds else "below_floor"
+        coverage += f", worse, {in_a_row} of {signal.min_rounds} rounds in a row that an alert takes"
+    summary = f"{rule.title}: {_fall(newest)}"
+    return Outcome(verdict, newest.drop, newest.lost - newest.gained, newest.items, coverage, summary)
+
+
+def _fall(seen: Round) -> str:
+    low, high = seen.interval
+    fell = f"accuracy {-100 * seen.drop:+.1f} points (95% interval {-100 * high:+.1f} to {-100 * low:+.1f})"
+    dtype = f", KV cache dtype {seen.dtype}" if seen.dtype else ""
+    return f"{fell} on {seen.items} questions, {seen.invalid_rate:.1%} invalid answers{dtype}"
 
 
 def _planned_absence(last: Event | None, last_up: float | None, now: float, grace_s: float) -> str | None:

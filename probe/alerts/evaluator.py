@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from probe.alerts.evaluate import LIFECYCLE_KINDS, Outcome, View, evaluate
-from probe.alerts.rules import EventSignal, Rule, scaled
+from probe.alerts.rules import EventSignal, QualitySignal, Rule, scaled
 from probe.alerts.state import Progress, Transition, restore, step
 from probe.alerts.window import Window
 from probe.store import Alert, AlertUpdate, Event, Reading, Sample, Target
@@ -20,7 +20,8 @@ class TargetEvaluator:
     def __init__(self, target: Target, rules: Sequence[Rule]) -> None:
         self.target = target
         self.rules = [scaled(rule, target) for rule in rules]
-        self.window = Window({m for rule in rules for m in rule.metrics}, horizon_s(self.rules))
+        self.horizon_s = horizon_s(self.rules)
+        self.window = Window(horizons_s(self.rules))
         self._events: dict[int, Event] = {}
         self._unseen: frozenset[int] = frozenset()
         self._progress = {rule.id: Progress() for rule in self.rules}
@@ -83,18 +84,30 @@ class TargetEvaluator:
         if not self._events:
             return
         begun = [p.active_since for p in self._progress.values() if p.active_since is not None]
-        oldest = min([now, *begun]) - self.window.horizon_s
+        oldest = min([now, *begun]) - self.horizon_s
         last = max(self._events.values(), key=lambda e: (e.ts, e.id))
         self._events = {i: e for i, e in self._events.items() if e.ts >= oldest or e is last}
 
 
 def horizon_s(rules: Iterable[Rule]) -> float:
-    """How far back the (scaled) rules look, in seconds."""
+    """How far back the (scaled) rules look at scrapes and events, in seconds."""
     spans = [30.0]
     for rule in rules:
+        if isinstance(rule.signal, QualitySignal):
+            continue
         recover = rule.signal.recover_s if isinstance(rule.signal, EventSignal) else 0.0
         spans.append(rule.window_s + recover)
     return max(spans)
+
+
+def horizons_s(rules: Sequence[Rule]) -> dict[str, float]:
+    """How far back the (scaled) rules look at each metric: rounds of a canary farther than what is scraped."""
+    scraped = horizon_s(rules)
+    return {
+        metric: rule.window_s if isinstance(rule.signal, QualitySignal) else scraped
+        for rule in rules
+        for metric in rule.metrics
+    }
 
 
 def resolved_by_hand(alert: Alert, why: str, now: float) -> AlertUpdate:

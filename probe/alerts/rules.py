@@ -70,7 +70,26 @@ class AbsenceSignal:
     grace_s: float
 
 
-Signal = RatioSignal | SaturationSignal | EventSignal | AbsenceSignal
+@dataclass(frozen=True)
+class QualitySignal:
+    """Fall of accuracy in the rounds of a quality canary, paired against its baseline.
+
+    The metrics are counts of questions of one round: asked, lost, gained, without a usable answer. A round is worse
+    when accuracy fell beyond the rule's threshold with a 95% interval clear of zero, or when more than
+    `invalid_threshold` of the answers are none. The newest `min_rounds` rounds in the window must all be worse. A round
+    takes its time at any scale, so the window is never scaled below `min_window_s`.
+    """
+
+    items: str
+    lost: str
+    gained: str
+    invalid: str
+    min_rounds: int
+    invalid_threshold: float
+    min_window_s: float
+
+
+Signal = RatioSignal | SaturationSignal | EventSignal | AbsenceSignal | QualitySignal
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,8 @@ class Rule:
             return frozenset({signal.numerator, *signal.increases, *signal.gauges})
         if isinstance(signal, SaturationSignal):
             return frozenset({signal.metric, signal.queue})
+        if isinstance(signal, QualitySignal):
+            return frozenset({signal.items, signal.lost, signal.gained, signal.invalid})
         return frozenset({"up"})
 
 
@@ -120,10 +141,11 @@ def scaled(rule: Rule, target: Target) -> Rule:
     signal = rule.signal
     if isinstance(signal, EventSignal):
         signal = dataclasses.replace(signal, recover_s=shrink(signal.recover_s))
+    least = signal.min_window_s if isinstance(signal, QualitySignal) else MIN_SCRAPES_PER_WINDOW * interval
     return dataclasses.replace(
         rule,
         signal=signal,
-        window_s=max(rule.window_s * scale, MIN_SCRAPES_PER_WINDOW * interval),
+        window_s=max(rule.window_s * scale, least),
         hold_s=max(shrink(rule.hold_s), rule.min_hold_s),
         keep_firing_s=shrink(rule.keep_firing_s),
     )
@@ -191,5 +213,25 @@ TARGET_MISSING = Rule(
     inhibited_by=("oom",),
 )
 
+# Two rounds hold it already, so nothing is waited for beyond them; one good round is enough to end it.
+KV_QUALITY_DROP = Rule(
+    id="kv-quality-drop",
+    title="Answers got worse than their baseline",
+    severity="warning",
+    signal=QualitySignal(
+        items="quality_items",
+        lost="quality_lost",
+        gained="quality_gained",
+        invalid="quality_invalid",
+        min_rounds=2,
+        invalid_threshold=0.05,
+        min_window_s=300.0,
+    ),
+    threshold=0.05,
+    window_s=3600.0,
+    hold_s=0.0,
+    inhibited_by=("oom", "target-missing"),
+)
+
 # Evaluated in this order: a rule that inhibits comes before the rules it inhibits.
-DEFAULT_RULES: tuple[Rule, ...] = (OOM, EVICTION_STORM, KV_SATURATED, TARGET_MISSING)
+DEFAULT_RULES: tuple[Rule, ...] = (OOM, EVICTION_STORM, KV_SATURATED, TARGET_MISSING, KV_QUALITY_DROP)

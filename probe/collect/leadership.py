@@ -1,7 +1,8 @@
 """What the leading monitor does: scrape, detect changes, evaluate rules, write.
 
 Built anew each time a process takes the lead: windows, counters and alert states come from the store, so that
-neither a restart nor a change of hands resets an alert or hides a counter reset.
+neither a restart nor a change of hands resets an alert or hides a counter reset. Rounds of a quality canary are
+not scraped: whoever measured them has written them to the store and said so by an event.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from typing import Any
 
 from probe.alerts.evaluate import LIFECYCLE_KINDS
 from probe.alerts.evaluator import TargetEvaluator, resolved_by_hand
-from probe.alerts.rules import Rule
+from probe.alerts.rules import QualitySignal, Rule
 from probe.collect.changes import ChangeDetector, Finding, Observation
 from probe.collect.collector import Collector
 from probe.dialects import DialectError, load_dialect
-from probe.store import AlertUpdate, Event, Lease, Store, StoreError, Target
+from probe.store import AlertUpdate, Event, Lease, Sample, Store, StoreError, Target
 
 # Findings that the owner of a supervisor explains by a lifecycle event. It announces a stop when the engine has
 # stopped, and a start when the engine is healthy: maybe after a scrape met it.
 EXPLAINABLE = ("scrape_error", "scrape_recovered", "engine_restart")
+ROUND_KIND = "quality_round"  # a canary's round is in the store
 ANNOUNCE_S = 5.0
 EVENT_OVERLAP_S = 30.0  # events are written with the time they happened, a little after it
 MAX_HELD = 10_000  # scrapes kept while the lease is in doubt
@@ -64,6 +66,7 @@ class Leadership:
         self._lease: Lease | None = None
         self._valid_until = 0.0
         self._events_since = time.time() - EVENT_OVERLAP_S
+        self._rounds: frozenset[int] = frozenset()  # ids of round events taken in, as far back as events are read
         self._held: deque[Observation] = deque(maxlen=MAX_HELD)
         self._findings: deque[tuple[str, Finding, float]] = deque()
 
@@ -131,10 +134,11 @@ class Leadership:
         store, now = self._store, time.time()
         evaluator = TargetEvaluator(target, self._rules)
         active = store.alerts.active(target.name)
-        horizon = evaluator.window.horizon_s
-        metrics = {m for rule in self._rules for m in rule.metrics}
-        evaluator.add_samples(store.samples.recent(target.name, metrics, now - horizon))
-        since = min([now, *(a.pending_at for a in active)]) - horizon
+        horizons = evaluator.window.horizons_s
+        for horizon in set(horizons.values()):
+            metrics = [m for m, h in horizons.items() if h == horizon]
+            evaluator.add_samples(store.samples.recent(target.name, metrics, now - horizon))
+        since = min([now, *(a.pending_at for a in active)]) - evaluator.horizon_s
         # The last one, however old, tells whether the engine is meant to run.
         last = store.events.recent(1, target.name, LIFECYCLE_KINDS)
         evaluator.restore(active, [*store.events.recent(None, target.name, LIFECYCLE_KINDS, since), *last])
@@ -143,9 +147,9 @@ class Leadership:
         return _Watched(target, evaluator, detector)
 
     async def _read_events(self) -> None:
-        events = await asyncio.to_thread(
-            self._store.events.recent, None, None, LIFECYCLE_KINDS, self._events_since - EVENT_OVERLAP_S
-        )
+        kinds, since = (*LIFECYCLE_KINDS, ROUND_KIND), self._events_since - EVENT_OVERLAP_S
+        events = await asyncio.to_thread(self._store.events.recent, None, None, kinds, since)
+        await self._read_rounds([e for e in events if e.kind == ROUND_KIND])
         by_target: dict[str, list[Event]] = {}
         for event in events:
             by_target.setdefault(event.target or "", []).append(event)
@@ -154,6 +158,20 @@ class Leadership:
             if watched is not None and watched.evaluator.add_events(found):
                 watched.due, watched.seen_at = True, time.time()
         self._events_since = max([self._events_since, *(e.ts for e in events if e.ts <= time.time())])
+
+    async def _read_rounds(self, events: Sequence[Event]) -> None:
+        """Take in the samples of targets on which a canary finished a round."""
+        for name in {e.target for e in events if e.id not in self._rounds}:
+            watched = self._watched.get(name or "")
+            if watched is not None:
+                watched.evaluator.add_samples(await asyncio.to_thread(self._rounds_of, watched))
+                watched.due, watched.seen_at = True, time.time()
+        self._rounds = frozenset(e.id for e in events)
+
+    def _rounds_of(self, watched: _Watched) -> list[Sample]:
+        quality = [rule for rule in watched.evaluator.rules if isinstance(rule.signal, QualitySignal)]
+        recent, now = self._store.samples.recent, time.time()
+        return [s for rule in quality for s in recent(watched.target.name, rule.metrics, now - rule.window_s)]
 
     async def _on_observation(self, seen: Observation) -> None:
         """Take in one scrape; if the lease may have run out by now, only once it was renewed."""

@@ -137,6 +137,7 @@ def test_a_storm_explains_a_full_cache(watched: Store) -> None:
     evaluate_for(evaluator, T0, 40, 2.0, watched)
     assert states(watched) == {
         "eviction-storm": "firing",
+        "kv-quality-drop": "inactive",
         "kv-saturated": "inactive",
         "oom": "inactive",
         "target-missing": "inactive",

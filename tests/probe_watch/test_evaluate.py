@@ -18,7 +18,7 @@ TARGET = Target(1, "t", "http://h:1", "external", "vllm", [], {}, 10.0, 1.0, Tru
 
 def view(samples: Iterable[tuple[str, str, float, float]], now: float, events: Iterable[Event] = ()) -> View:
     """Samples are (metric, engine, seconds after T0, value)."""
-    window = Window({m for rule in DEFAULT_RULES for m in rule.metrics}, 10_000)
+    window = Window({m: 10_000 for rule in DEFAULT_RULES for m in rule.metrics})
     for metric, engine, at, value in sorted(samples, key=lambda s: s[2]):
         labels = {} if metric == "up" else {"engine": engine, "model_name": "m"}
         window.add([Sample("t", metric, labels, T0 + at, value)])
