@@ -152,6 +152,7 @@ def test_a_full_cache_without_a_storm_alerts_by_itself(watched: Store) -> None:
     evaluate_for(evaluator, T0, 40, 0.0, watched)
     assert states(watched) == {
         "eviction-storm": "inactive",
+        "kv-quality-drop": "inactive",
         "kv-saturated": "firing",
         "oom": "inactive",
         "target-missing": "inactive",
