@@ -28,7 +28,8 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall watch                collector and alert evaluator without the app
   kvoncall replay ID            an incident: reproduce, alert, remedy, verify   (--list, --json, --no-remedy)
   kvoncall runbooks list|show   what to do about an alert
-  kvoncall bench WHAT           attention, decode, scheduler, memory or all; aot: registers and spills of the kernels
+  kvoncall bench WHAT           attention, decode, scheduler, memory or all; aot: registers and spills of the kernels;
+                                recall: what each KV format still finds
 
 `kvoncall COMMAND --help` tells more. Data lives in --data-dir, or KVONCALL_DATA, or the user's data folder.
 """
@@ -36,6 +37,7 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
 KERNEL_BENCHES = {
     "attention": "kernels.bench.attention",
     "aot": "kernels.aot",
+    "recall": "kernels.bench.recall",
 }  # these read their own flags, as `serve` does
 
 
@@ -131,8 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     bench = command(
         "bench",
         _bench,
-        "Measure speed and memory on this machine, as ratios taken in one run. `bench attention` and `bench aot` have "
-        "flags of their own: see `kvoncall bench attention --help`. Exits 1 when a kernel's result was wrong.",
+        "Measure speed and memory on this machine, as ratios taken in one run. `bench attention`, `aot` and `recall` "
+        "have flags of their own: see `kvoncall bench attention --help`. Exits 1 when a kernel's result was wrong.",
     )
     bench.add_argument("what", choices=("all", *KERNEL_BENCHES, "decode", "scheduler", "memory"))
     bench.add_argument("--json", action="store_true")
