@@ -1,4 +1,4 @@
-"""What an engine is started with: its flags, and the dimensions of its model.
+"""What an engine is started with: its flags.
 
 Flags carry vLLM's names, so that a runbook's change applies to the embedded engine letter for letter;
 `--device-memory` and `--exit-with-parent` are ours and say so. Pure Python: importing this module must
@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kernels.formats import KV_CACHE_DTYPES, KVFormat, resolve_kv_format
+from engine.errors import ConfigError
+from engine.kv_formats import layer_kv_formats, layer_problems, split_layer_words
+from engine.model_dims import ModelDims, read_hf_config
+from kernels.formats import KV_CACHE_DTYPES, KVFormat
+
+__all__ = [
+    "MIB", "ConfigError", "EngineConfig", "ModelDims", "apply_changes", "build_parser", "flag_of", "parse_bytes",
+    "read_hf_config",
+]  # fmt: skip
 
 MIB = 1024**2
 
@@ -37,13 +44,14 @@ _UNITS = {
     "G": 2**30,
 }
 
-MODEL_HELP = "Hugging Face directory, GGUF file, or gemma (extra `gemma`); default: the testbed model"
+MODEL_HELP = (
+    "Hugging Face directory, GGUF file, gemma (extra `gemma`), or testbed-outliers (the testbed model rewritten to "
+    "have outlier key channels; same function in full precision); default: the testbed model"
+)
+
+_SHIPPED_MODELS = {"": "model", "testbed-outliers": "model_outliers"}  # --model -> directory in engine/testbed
 
 DTYPES = ("float32", "float16", "bfloat16")  # that we compute in
-
-
-class ConfigError(ValueError):
-    """A flag, a value or a model directory that cannot work; the message is one sentence for the user."""
 
 
 def parse_bytes(text: str | int) -> int:
@@ -61,113 +69,6 @@ def parse_bytes(text: str | int) -> int:
         if unit in _UNITS:
             return int(float(match[1]) * _UNITS[unit])
     raise ConfigError(f"cannot read {text!r} as a size; write bytes or a unit, for example 256MiB")
-
-
-@dataclass(frozen=True)
-class ModelDims:
-    """The dimensions of a decoder that decide its KV cache, read from a Hugging Face `config.json`.
-
-    kv_lora_rank, qk_rope_head_dim: of multi-head latent attention, 0 for models without it; they alone decide its
-    KV bytes. Layers with a sliding window keep all blocks of a sequence for now, so windows do not matter here.
-    """
-
-    architecture: str
-    num_layers: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    hidden_size: int
-    intermediate_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    dtype: str
-    kv_lora_rank: int = 0
-    qk_rope_head_dim: int = 0
-
-    @property
-    def latent_width(self) -> int:
-        """Values that multi-head latent attention caches of a token in a layer; 0 for models with K and V heads."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
-
-    @classmethod
-    def from_hf_config(cls, config: Mapping[str, Any]) -> ModelDims:
-        """Reads the dict of a `config.json`; raises `ConfigError` naming the key that is missing or wrong."""
-
-        def integer(key: str, default: int | None = None) -> int:
-            value = config.get(key)
-            value = default if value is None else value
-            if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-                raise ConfigError(f"config.json: {key} must be a positive integer, found {value!r}")
-            return value
-
-        architectures = config.get("architectures")
-        if not isinstance(architectures, list) or not architectures:
-            raise ConfigError("config.json: architectures is missing; it names the model class to load")
-        num_q_heads = integer("num_attention_heads")
-        num_kv_heads = integer("num_key_value_heads", num_q_heads)
-        if num_q_heads % num_kv_heads:
-            raise ConfigError(
-                f"config.json: num_attention_heads ({num_q_heads}) is not a multiple of "
-                f"num_key_value_heads ({num_kv_heads})"
-            )
-        hidden_size = integer("hidden_size")
-        return cls(
-            architecture=str(architectures[0]),
-            num_layers=integer("num_hidden_layers"),
-            num_q_heads=num_q_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=integer("head_dim", hidden_size // num_q_heads),
-            hidden_size=hidden_size,
-            intermediate_size=integer("intermediate_size"),
-            vocab_size=integer("vocab_size"),
-            max_position_embeddings=_stretched(config, integer("max_position_embeddings")),
-            dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-            **{key: integer(key) for key in ("kv_lora_rank", "qk_rope_head_dim") if config.get("kv_lora_rank")},
-        )
-
-    @classmethod
-    def from_model_dir(cls, path: str | Path) -> ModelDims:
-        """Reads `config.json` of a model directory; raises `ConfigError` when there is none to read."""
-        return cls.from_hf_config(read_hf_config(path))
-
-
-def _stretched(config: Mapping[str, Any], positions: int) -> int:
-    """Positions a model can serve: with dynamic rope scaling `factor` times its original context, as in vLLM."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(scaling, Mapping):
-        raise ConfigError(f"config.json: rope_parameters and rope_scaling are objects, found {scaling!r}")
-    factor = scaling.get("factor")
-    if "dynamic" not in (scaling.get("rope_type"), scaling.get("type")) or not isinstance(factor, (int, float)):
-        return positions
-    return int(positions * max(factor, 1))
-
-
-def read_hf_config(path: str | Path) -> dict[str, Any]:
-    """The dict of a model directory's `config.json`, or what a GGUF file says in its place.
-
-    Raises `ConfigError` when it cannot be read.
-    """
-    directory = Path(path)
-    if directory.suffix.lower() == ".gguf":
-        from engine.gguf_config import gguf_hf_config
-
-        return gguf_hf_config(directory)
-    if not directory.is_dir():
-        raise ConfigError(
-            f"model directory {str(directory)!r} does not exist; give --model a directory or a .gguf file"
-        )
-    file = directory / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{str(directory)!r} holds no config.json; it is not a Hugging Face model directory"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{str(file)!r} cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{str(file)!r} is not a JSON object")
-    return config
 
 
 @dataclass(frozen=True)
@@ -189,6 +90,8 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     kv_cache_dtype: str = "auto"
+    kv_cache_dtype_skip_layers: tuple[str, ...] = ()
+    kv_cache_dtype_layers: str = ""
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "sha256"
     scheduling_policy: str = "fcfs"
@@ -203,6 +106,8 @@ class EngineConfig:
     exit_with_parent: bool = False
 
     def __post_init__(self) -> None:
+        words = split_layer_words(self.kv_cache_dtype_skip_layers)  # one word may name several layers
+        object.__setattr__(self, "kv_cache_dtype_skip_layers", words)
         for problem in self._problems():
             raise ConfigError(problem)
 
@@ -233,11 +138,11 @@ class EngineConfig:
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}), or running sequences could not all decode in one step"
             )
-        return found
+        return found + layer_problems(self.kv_cache_dtype_skip_layers, self.kv_cache_dtype_layers)
 
     @property
     def model_dir(self) -> Path:
-        """The model directory or GGUF file: `--model`, or the shipped testbed model.
+        """The model directory or GGUF file: `--model`, or one of the shipped testbed models.
 
         `ConfigError` when it is `gemma` and its packages are not installed.
         """
@@ -245,7 +150,9 @@ class EngineConfig:
             from engine.gemma import gemma_path  # it needs ConfigError from here
 
             return gemma_path()
-        return Path(self.model) if self.model else Path(__file__).parent / "testbed" / "model"
+        if self.model in _SHIPPED_MODELS:
+            return Path(__file__).parent / "testbed" / _SHIPPED_MODELS[self.model]
+        return Path(self.model)
 
     def resolved_max_model_len(self, dims: ModelDims) -> int:
         """`--max-model-len`, or the model's own limit; `ConfigError` when the flag exceeds the model's."""
@@ -265,19 +172,16 @@ class EngineConfig:
             raise ConfigError(f"the checkpoint's dtype is {name}; choose one of {', '.join(DTYPES)} with --dtype")
         return name
 
-    def resolved_kv_format(self, dims: ModelDims) -> KVFormat:
-        """The format of K and V: `--kv-cache-dtype`, or as the activations; `ConfigError` when it cannot hold them."""
-        try:
-            kv_format = resolve_kv_format(self.kv_cache_dtype, self.resolved_dtype(dims))
-            kv_format.bytes_per_block_head(dims.head_dim, self.block_size)
-        except ValueError as error:
-            raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype} does not suit the model: {error}") from None
-        if dims.latent_width and kv_format.quantized:
-            raise ConfigError(
-                f"--kv-cache-dtype {self.kv_cache_dtype} does not suit the model: multi-head latent attention caches "
-                f"latents, which are kept in floating point only; use auto or one of {', '.join(DTYPES)}"
-            )
-        return kv_format
+    def layer_kv_formats(self, dims: ModelDims) -> tuple[KVFormat, ...]:
+        """The format of K and V in every layer; `ConfigError` when a layer is not there or a format cannot hold it."""
+        return layer_kv_formats(
+            dims,
+            self.resolved_dtype(dims),
+            self.block_size,
+            self.kv_cache_dtype,
+            self.kv_cache_dtype_skip_layers,
+            self.kv_cache_dtype_layers,
+        )
 
     @classmethod
     def from_args(cls, args: Sequence[str]) -> EngineConfig:
@@ -294,8 +198,12 @@ class EngineConfig:
         return args
 
     def flag_values(self) -> dict[str, Any]:
-        """Every flag with its value in force, `--max-num-seqs` style; `--api-key` only says whether it is set."""
+        """Every flag with its value in force, `--max-num-seqs` style; lists as text with blanks between.
+
+        `--api-key` only says whether it is set.
+        """
         values = {flag_of(f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
+        values = {flag: " ".join(value) if isinstance(value, tuple) else value for flag, value in values.items()}
         values["--api-key"] = "set" if self.api_key else None
         return values
 
@@ -341,6 +249,19 @@ def build_parser(prog: str = "kvoncall serve") -> argparse.ArgumentParser:
     )
     add("--num-gpu-blocks-override", type=int, metavar="N", help="force the number of KV blocks")
     add("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES, help="format of K and V (auto: as --dtype)")
+    add(
+        "--kv-cache-dtype-skip-layers",
+        nargs="*",
+        default=(),
+        metavar="LAYER",
+        help="layers that keep the model's own dtype: indices, or sliding_window for all that have one",
+    )
+    add(
+        "--kv-cache-dtype-layers",
+        default="",
+        metavar="MAP",
+        help="(ours) format by layer, for example 0-1:auto,3:int4_kivi; the others have --kv-cache-dtype",
+    )
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--prefix-caching-hash-algo", default="sha256", choices=("sha256",))
     add("--scheduling-policy", default="fcfs", choices=("fcfs", "priority"))
@@ -394,6 +315,7 @@ def parse_size_argument(text: str) -> int:
 def apply_changes(args: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
     """The command line `args` with flags set to new values (`None`: back to the default).
 
+    A flag that takes several words has them in a list, or in text with blanks or commas between.
     Raises `ConfigError` when a flag does not exist or the result is not a valid configuration.
     """
     defaults = {f.name: f.default for f in dataclasses.fields(EngineConfig)}
@@ -413,4 +335,6 @@ def _flag_words(name: str, value: Any) -> list[str]:
     """The words that set one flag on a command line."""
     if isinstance(value, bool):
         return [flag_of(name) if value else "--no-" + flag_of(name)[2:]]
+    if isinstance(value, list | tuple):
+        return [flag_of(name), *map(str, value)]
     return [flag_of(name), str(value)]

@@ -7,31 +7,39 @@ What a format takes, its scales included, comes from `kernels.formats`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.config import ConfigError, EngineConfig, ModelDims
-from kernels.formats import resolve_kv_format
+from engine.kv_formats import format_name
+from kernels.formats import KVFormat, resolve_kv_format
 
 NULL_BLOCKS = 1  # block 0 pads block tables and is never handed out, as in vLLM
 BOOKKEEPING_BYTES_PER_BLOCK = 768  # what the engine remembers of a block: its record, hash, index, recent eviction
 
 
-def kv_bytes_per_block(dims: ModelDims, kv_dtype: str, block_size: int) -> int:
+def kv_bytes_per_block(dims: ModelDims, kv_dtype: str | Sequence[KVFormat], block_size: int) -> int:
     """Bytes of one block of `block_size` tokens over all layers, scales included.
 
-    Multi-head latent attention keeps one vector of the latent's width a token and layer, for all heads and for both
-    keys and values; a quantized format for it is a `ConfigError`.
+    kv_dtype: one value of `--kv-cache-dtype` for all layers, or the format of each layer. Multi-head latent attention
+    keeps one vector of the latent's width a token and layer, for all heads and for both keys and values; a quantized
+    format for it is a `ConfigError`.
     """
-    kv_format = resolve_kv_format(kv_dtype, dims.dtype)
+    if isinstance(kv_dtype, str):
+        return dims.num_layers * _layer_bytes_per_block(dims, resolve_kv_format(kv_dtype, dims.dtype), block_size)
+    return sum(_layer_bytes_per_block(dims, kv_format, block_size) for kv_format in kv_dtype)
+
+
+def _layer_bytes_per_block(dims: ModelDims, kv_format: KVFormat, block_size: int) -> int:
     if dims.latent_width:
         if kv_format.quantized:
             raise ConfigError(f"latents are kept in floating point only, not in {kv_format.name}")
-        return dims.num_layers * kv_format.key.bytes_per_block_head(dims.latent_width, block_size)
-    return dims.num_layers * dims.num_kv_heads * kv_format.bytes_per_block_head(dims.head_dim, block_size)
+        return kv_format.key.bytes_per_block_head(dims.latent_width, block_size)
+    return dims.num_kv_heads * kv_format.bytes_per_block_head(dims.head_dim, block_size)
 
 
-def kv_bytes_per_token(dims: ModelDims, kv_dtype: str, block_size: int = 16) -> int:
+def kv_bytes_per_token(dims: ModelDims, kv_dtype: str | Sequence[KVFormat], block_size: int = 16) -> int:
     """Bytes of K and V one token takes over all layers, rounded up: parameters per block are shared by its tokens."""
     return -(-kv_bytes_per_block(dims, kv_dtype, block_size) // block_size)
 
@@ -39,14 +47,14 @@ def kv_bytes_per_token(dims: ModelDims, kv_dtype: str, block_size: int = 16) -> 
 def open_blocks_bytes(config: EngineConfig, dims: ModelDims) -> int:
     """Bytes beside the pool for blocks that are not full yet: one a sequence, as precise as the activations.
 
-    0 for formats that quantize every token when it is written.
+    0 for layers whose format quantizes every token when it is written.
     """
-    if not config.resolved_kv_format(dims).keeps_open_blocks:
-        return 0
-    return config.max_num_seqs * kv_bytes_per_block(dims, config.resolved_dtype(dims), config.block_size)
+    open_layers = sum(kv_format.keeps_open_blocks for kv_format in config.layer_kv_formats(dims))
+    exact = resolve_kv_format("auto", config.resolved_dtype(dims))
+    return config.max_num_seqs * kv_bytes_per_block(dims, [exact] * open_layers, config.block_size)
 
 
-def num_blocks_for(kv_bytes: int, dims: ModelDims, kv_dtype: str, block_size: int) -> int:
+def num_blocks_for(kv_bytes: int, dims: ModelDims, kv_dtype: str | Sequence[KVFormat], block_size: int) -> int:
     """Whole blocks that fit into `kv_bytes` (the null block counts as one of them)."""
     return kv_bytes // kv_bytes_per_block(dims, kv_dtype, block_size)
 
@@ -58,7 +66,8 @@ class MemoryPlan:
     device_memory_bytes: int
     weights_bytes: int
     activation_peak_bytes: int
-    kv_cache_dtype: str  # the format in force
+    kv_cache_dtype: str  # the format in force, "mixed" when layers have several
+    kv_layer_dtypes: tuple[str, ...]  # the format of each layer
     kv_cache_bytes: int
     kv_bytes_per_block: int
     kv_bytes_per_token: int  # rounded up where a block's parameters do not divide among its tokens
@@ -94,16 +103,16 @@ def plan_kv_cache(
     Raises `ConfigError` when one request of `max_model_len` would not fit into the pool.
     """
     device = config.device_memory if device_memory_bytes is None else device_memory_bytes
-    kv_dtype = config.resolved_kv_format(dims).name
+    formats = config.layer_kv_formats(dims)
     open_blocks = open_blocks_bytes(config, dims)
-    per_block = kv_bytes_per_block(dims, kv_dtype, config.block_size)
+    per_block = kv_bytes_per_block(dims, formats, config.block_size)
     max_model_len = config.resolved_max_model_len(dims)
     if config.num_gpu_blocks_override is not None:
         source, num_blocks = "num_gpu_blocks_override", config.num_gpu_blocks_override
     elif config.kv_cache_memory_bytes is not None:
         source, num_blocks = (
             "kv_cache_memory_bytes",
-            num_blocks_for(config.kv_cache_memory_bytes, dims, kv_dtype, config.block_size),
+            num_blocks_for(config.kv_cache_memory_bytes, dims, formats, config.block_size),
         )
     else:
         source = "profile"
@@ -128,10 +137,11 @@ def plan_kv_cache(
         device_memory_bytes=device,
         weights_bytes=weights_bytes,
         activation_peak_bytes=activation_peak_bytes,
-        kv_cache_dtype=kv_dtype,
+        kv_cache_dtype=format_name(formats),
+        kv_layer_dtypes=tuple(kv_format.name for kv_format in formats),
         kv_cache_bytes=num_blocks * per_block,
         kv_bytes_per_block=per_block,
-        kv_bytes_per_token=kv_bytes_per_token(dims, kv_dtype, config.block_size),
+        kv_bytes_per_token=kv_bytes_per_token(dims, formats, config.block_size),
         open_blocks_bytes=open_blocks,
         bookkeeping_bytes=num_blocks * bookkeeping_bytes_per_block,
         block_size=config.block_size,

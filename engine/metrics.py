@@ -280,6 +280,7 @@ class EngineMetrics(Collector):
             "cache_dtype": config.kv_cache_dtype,
             "enable_prefix_caching": config.enable_prefix_caching,
             "gpu_memory_utilization": config.gpu_memory_utilization,
+            "kv_cache_dtype_skip_layers": list(config.kv_cache_dtype_skip_layers),
             "kv_cache_max_concurrency": plan.max_concurrency,
             "kv_cache_memory_bytes": plan.kv_cache_bytes,
             "kv_cache_size_tokens": plan.kv_cache_size_tokens,
@@ -302,6 +303,11 @@ class EngineMetrics(Collector):
                 "bookkeeping": plan.bookkeeping_bytes,
             },
             "part",
+        )
+        yield self._gauge(
+            "kvoncall:kv_bytes_per_token",
+            "Bytes of K and V that a token takes over all layers.",
+            plan.kv_bytes_per_token,
         )
         used = self.memory_used()
         if used is not None:

@@ -61,7 +61,7 @@ class ModelRunner:
         self.block_size = plan.block_size
         self.sampler = Sampler(model.device, config.seed)
         self.kv_caches = allocate_kv_caches(config, dims, plan.num_gpu_blocks, model.device)
-        self._keeps_open_blocks = config.resolved_kv_format(dims).keeps_open_blocks
+        self._keeps_open_blocks = any(f.keeps_open_blocks for f in config.layer_kv_formats(dims))
         max_blocks = -(-plan.max_model_len // plan.block_size)
         self._block_table = np.zeros((config.max_num_seqs, max_blocks), dtype=np.int32)
         self._free_rows = list(range(config.max_num_seqs))[::-1]
@@ -209,18 +209,18 @@ class ModelRunner:
 def allocate_kv_caches(
     config: EngineConfig, dims: ModelDims, num_blocks: int, device: torch.device
 ) -> list[LayerKVCache] | list[Tensor]:
-    """The KV pool, one cache a layer, and a row of open blocks for every sequence a step may hold.
+    """The KV pool, one cache a layer in the layer's format, and a row of open blocks for every sequence of a step.
 
     Multi-head latent attention has tensors [num_blocks, block_size, latent width].
     """
+    formats = config.layer_kv_formats(dims)
     if dims.latent_width:
-        dtype: torch.dtype = getattr(torch, config.resolved_kv_format(dims).name)
         shape = (num_blocks, config.block_size, dims.latent_width)
         # Zeroed by hand: memory is only promised until it is touched.
-        return [torch.empty(shape, dtype=dtype, device=device).zero_() for _ in range(dims.num_layers)]
+        return [torch.empty(shape, dtype=getattr(torch, f.name), device=device).zero_() for f in formats]
     return [
         allocate_kv_cache(
-            config.resolved_kv_format(dims),
+            kv_format,
             num_blocks,
             dims.num_kv_heads,
             config.block_size,
@@ -229,5 +229,5 @@ def allocate_kv_caches(
             open_dtype=resolve_dtype(config, dims),
             num_open_rows=config.max_num_seqs,
         )
-        for _ in range(dims.num_layers)
+        for kv_format in formats
     ]

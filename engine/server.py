@@ -80,7 +80,7 @@ def _serve(config: EngineConfig) -> int:
         log.info(gemma.NOTICE)
     dims = ModelDims.from_model_dir(config.model_dir)
     config.resolved_max_model_len(dims)
-    config.resolved_kv_format(dims)
+    config.layer_kv_formats(dims)
     sock = _bind(config.host, config.port)
     # OpenMP threads that wait spin first: for ever is ruinous on a busy machine, not at all costs a quarter of the
     # throughput on an idle one. Read by libgomp when torch is imported.

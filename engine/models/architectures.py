@@ -9,26 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from engine.config import ModelDims
-from engine.models.checkpoint import ModelLoadError
-from engine.models.config_values import non_negative_int, optional_float, positive_float, positive_int
+from engine.errors import ModelLoadError
+from engine.models.config_values import optional_float, positive_float, positive_int
 from engine.models.rope import rope_parameters
+from engine.models.windows import FULL, SLIDING, WINDOWS, Windows, layer_windows
 from kernels.attention import AttentionOptions
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-FULL, SLIDING = "full_attention", "sliding_attention"  # values of layer_types
-
-
-class Windows(Enum):
-    """Which layers see only a sliding window."""
-
-    NONE = "none"
-    EVERY = "every"
-    LAST = "last"  # those from max_window_layers on, if use_sliding_window
-    LOCAL = "local"  # all but every sliding_window_pattern-th
 
 
 @dataclass(frozen=True)
@@ -36,8 +26,7 @@ class Family:
     """What an architecture fixes.
 
     norm_offset: the model multiplies by offset + weight. sandwich_norms: attention and MLP outputs are normed too,
-    before they are added. windows: which layers have a sliding window; `LOCAL` ones also have a rotary base of their
-    own.
+    before they are added.
     """
 
     qkv_bias: bool = False
@@ -46,7 +35,6 @@ class Family:
     sandwich_norms: bool = False
     scaled_embedding: bool = False
     tied_embedding: bool = False
-    windows: Windows = Windows.NONE
     activation: str = "silu"
     query_pre_attn_scalar: int | None = None
     rope_theta: float = 10000.0
@@ -54,16 +42,15 @@ class Family:
 
 FAMILIES = {
     "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(windows=Windows.EVERY),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, windows=Windows.LAST),
-    "Qwen3ForCausalLM": Family(qk_norm=True, windows=Windows.LAST),
+    "MistralForCausalLM": Family(),
+    "Qwen2ForCausalLM": Family(qkv_bias=True),
+    "Qwen3ForCausalLM": Family(qk_norm=True),
     "Gemma3ForCausalLM": Family(
         qk_norm=True,
         norm_offset=1.0,
         sandwich_norms=True,
         scaled_embedding=True,
         tied_embedding=True,
-        windows=Windows.LOCAL,
         activation="gelu_pytorch_tanh",
         query_pre_attn_scalar=256,
         rope_theta=1e6,
@@ -99,11 +86,15 @@ def decoder_spec(dims: ModelDims, config: Mapping[str, Any]) -> DecoderSpec:
     refuse_unsupported(config)
     tied = config.get("tie_word_embeddings")
     ropes = [rope_parameters(config, FULL, family.rope_theta)]
-    if family.windows is Windows.LOCAL:
+    local_rope = WINDOWS.get(dims.architecture) is Windows.LOCAL
+    if local_rope:
         ropes.append(_local_rope(config))
     return DecoderSpec(
         family=family,
-        layers=tuple(_layer_spec(family, dims, config, window) for window in layer_windows(family, dims, config)),
+        layers=tuple(
+            LayerSpec(_attention(family, dims, config, window), rope=int(local_rope and window is not None))
+            for window in layer_windows(dims.architecture, dims.num_layers, config)
+        ),
         ropes=tuple(ropes),
         norm_eps=positive_float(config, "rms_norm_eps", 1e-6),
         activation=_activation(family, config),
@@ -122,36 +113,10 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise ModelLoadError("config.json: quantization_config is set; this engine loads unquantized weights only")
 
 
-def layer_windows(family: Family, dims: ModelDims, config: Mapping[str, Any]) -> list[int | None]:
-    """The sliding window of every layer, None where it sees everything."""
-    switched_off = family.windows is Windows.LAST and not config.get("use_sliding_window")
-    if family.windows is Windows.NONE or switched_off or config.get("sliding_window", 4096) is None:
-        return [None] * dims.num_layers
-    window = positive_int(config, "sliding_window", 4096)
-    if family.windows is Windows.EVERY:
-        return [window] * dims.num_layers
-    types = config.get("layer_types") or _default_layer_types(family, dims, config)
-    known = isinstance(types, list) and all(kind in (FULL, SLIDING) for kind in types)
-    if not known or len(types) != dims.num_layers:
-        raise ModelLoadError(
-            f"config.json: layer_types must name {FULL} or {SLIDING} for each of {dims.num_layers} layers"
-        )
-    return [window if kind == SLIDING else None for kind in types]
-
-
-def _default_layer_types(family: Family, dims: ModelDims, config: Mapping[str, Any]) -> list[str]:
-    if family.windows is Windows.LOCAL:
-        period = positive_int(config, "sliding_window_pattern", positive_int(config, "_sliding_window_pattern", 6))
-        return [SLIDING if (i + 1) % period else FULL for i in range(dims.num_layers)]
-    first = non_negative_int(config, "max_window_layers", 28)
-    return [SLIDING if i >= first else FULL for i in range(dims.num_layers)]
-
-
-def _layer_spec(family: Family, dims: ModelDims, config: Mapping[str, Any], window: int | None) -> LayerSpec:
+def _attention(family: Family, dims: ModelDims, config: Mapping[str, Any], window: int | None) -> AttentionOptions:
     scalar = positive_float(config, "query_pre_attn_scalar", family.query_pre_attn_scalar or dims.head_dim)
     soft_cap = optional_float(config, "attn_logit_softcapping")
-    options = AttentionOptions(scale=scalar**-0.5, sliding_window=window, soft_cap=soft_cap)
-    return LayerSpec(options, rope=1 if family.windows is Windows.LOCAL and window is not None else 0)
+    return AttentionOptions(scale=scalar**-0.5, sliding_window=window, soft_cap=soft_cap)
 
 
 def _local_rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,14 +19,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.config import ConfigError
+from engine.errors import ModelLoadError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-
-
-class ModelLoadError(ConfigError):
-    """A model directory that cannot be loaded; the message is one sentence for the user."""
 
 
 class Checkpoint(ABC):

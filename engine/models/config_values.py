@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.models.checkpoint import ModelLoadError
+from engine.errors import ModelLoadError
 
 
 def positive_int(config: Mapping[str, Any], key: str, default: int | None = None) -> int:

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import ModelDims
+from engine.errors import ModelLoadError
 from engine.models.architectures import refuse_unsupported
-from engine.models.checkpoint import Checkpoint, ModelLoadError
+from engine.models.checkpoint import Checkpoint
 from engine.models.config_values import non_negative_int, positive_float, positive_int
 from engine.models.experts import DenseMLP, Mixture, Router, load_experts
 from engine.models.norm import RMSNorm

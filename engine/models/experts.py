@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.models.checkpoint import Checkpoint, ModelLoadError
+from engine.errors import ModelLoadError
+from engine.models.checkpoint import Checkpoint
 from engine.models.config_values import non_negative_int, positive_float, positive_int
 
 

@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.errors import ModelLoadError
 from engine.gguf_config import hf_config_of
 from engine.gguf_file import TensorInfo, read_gguf_header
-from engine.models.checkpoint import Checkpoint, ModelLoadError
+from engine.models.checkpoint import Checkpoint
 
 CHUNK_ELEMENTS = 1 << 20  # dequantized at once
 

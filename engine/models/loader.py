@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from engine.config import ModelDims, read_hf_config
+from engine.errors import ModelLoadError
 from engine.gguf_file import is_gguf
 from engine.models.architectures import FAMILIES
-from engine.models.checkpoint import Checkpoint, ModelLoadError, SafetensorsCheckpoint
+from engine.models.checkpoint import Checkpoint, SafetensorsCheckpoint
 from engine.models.decoder import DenseDecoder
 from engine.models.deepseek_v2 import DeepseekV2
 from engine.models.gguf_weights import GGUFCheckpoint

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.models.checkpoint import ModelLoadError
+from engine.errors import ModelLoadError
 from engine.models.config_values import positive_float
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")

@@ -49,6 +49,9 @@ configs = st.builds(
     scheduling_policy=st.sampled_from(["fcfs", "priority"]),
     watermark=st.floats(0, 0.99),
     device_memory=st.integers(1, 1 << 40),
+    kv_cache_dtype=st.sampled_from(["auto", "int4_kivi"]),
+    kv_cache_dtype_skip_layers=st.lists(st.sampled_from(["0", "3", "17", "sliding_window"]), unique=True).map(tuple),
+    kv_cache_dtype_layers=st.sampled_from(["", "1:auto", "4-7:fp8, 2:int4_kivi"]),
     api_key=st.none() | st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1),
 )
 
@@ -83,6 +86,13 @@ def test_parser_defaults_are_the_dataclass_defaults() -> None:
         (["--max-num-seqs", "0"], "--max-num-seqs"),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "--max-num-batched-tokens"),
         (["--watermark", "1"], "--watermark"),
+        (["--kv-cache-dtype-skip-layers", "0", "first"], "--kv-cache-dtype-skip-layers"),
+        (["--kv-cache-dtype-skip-layers", "-1"], "--kv-cache-dtype-skip-layers"),
+        (["--kv-cache-dtype-layers", "0"], "cannot read '0'; write LAYER:FORMAT"),
+        (["--kv-cache-dtype-layers", "0:int5"], "'int5' is not a format; use one of: auto, float32"),
+        (["--kv-cache-dtype-layers", "3-1:auto"], "3 is above 1"),
+        (["--kv-cache-dtype-layers", "0-2:auto,2:fp8"], "names layer 2 twice"),
+        (["--kv-cache-dtype-skip-layers", "5", "--kv-cache-dtype-layers", "4-6:fp8"], "layer 5 is in both"),
     ],
 )
 def test_bad_flags_are_one_sentence_that_names_the_flag(args: list[str], says: str) -> None:
@@ -124,6 +134,82 @@ def test_changes_replace_flags_and_none_removes_them() -> None:
 def test_impossible_changes_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         apply_changes([], changes)
+
+
+@pytest.mark.parametrize("words", [["0", "3"], ["0,3"], ["0 3"], ["0, 3"], ["0,", "3"]])
+def test_skipped_layers_are_words_or_one_word_with_commas(words: list[str]) -> None:
+    config = EngineConfig.from_args(["--kv-cache-dtype-skip-layers", *words, "--max-num-seqs", "8"])
+    assert config == EngineConfig(kv_cache_dtype_skip_layers=("0", "3"), max_num_seqs=8)
+    assert sorted(config.to_args()) == ["--kv-cache-dtype-skip-layers", "--max-num-seqs", "0", "3", "8"]
+    assert config.flag_values()["--kv-cache-dtype-skip-layers"] == "0 3"
+    assert apply_changes([], {"--kv-cache-dtype-skip-layers": "0 3", "--max-num-seqs": 8}) == config.to_args()
+
+
+@pytest.mark.parametrize("value", [["0", "3"], [0, 3], "0 3", "0,3"])
+def test_a_change_of_skipped_layers_is_a_list_or_text(value: object) -> None:
+    args = apply_changes(["--kv-cache-dtype-skip-layers", "1"], {"--kv-cache-dtype-skip-layers": value})
+    assert args == ["--kv-cache-dtype-skip-layers", "0", "3"]
+    assert apply_changes(args, {"--kv-cache-dtype-skip-layers": None}) == []
+    assert apply_changes(args, {"--kv-cache-dtype-skip-layers": ""}) == []
+
+
+def test_flag_values_can_be_applied_as_they_are_shown() -> None:
+    config = EngineConfig(
+        kv_cache_dtype="int8k_int4v", kv_cache_dtype_skip_layers=("0", "3"), kv_cache_dtype_layers="1:fp8"
+    )
+    shown = json.loads(json.dumps(config.flag_values()))
+    assert EngineConfig.from_args(apply_changes([], shown)) == config
+
+
+MIXED = EngineConfig(kv_cache_dtype="int4_kivi", kv_cache_dtype_layers="1:int8_per_token_head,3-4:float16")
+MISTRAL = LLAMA3_70B | {"architectures": ["MistralForCausalLM"], "num_hidden_layers": 3, "sliding_window": 32}
+GEMMA = LLAMA3_70B | {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, "head_dim": 128}
+
+
+def test_layers_get_the_format_that_names_them() -> None:
+    dims = ModelDims.from_hf_config(LLAMA3_70B | {"num_hidden_layers": 5})
+    mixed = dataclasses.replace(MIXED, kv_cache_dtype_skip_layers=("0",))
+    names = [kv_format.name for kv_format in mixed.layer_kv_formats(dims)]
+    assert names == ["bfloat16", "int8_per_token_head", "int4_kivi", "float16", "float16"]
+    assert {f.name for f in EngineConfig(kv_cache_dtype="fp8").layer_kv_formats(dims)} == {"fp8_e4m3"}
+
+
+def test_sliding_window_names_the_layers_that_have_one() -> None:
+    dims = ModelDims.from_hf_config(GEMMA)
+    assert dims.sliding_window_layers == (0, 1, 2, 3, 4, 6)  # every sixth is global
+    config = EngineConfig(kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=("sliding_window",))
+    assert [f.name for f in config.layer_kv_formats(dims)].index("fp8_e4m3") == 5
+    assert ModelDims.from_hf_config(MISTRAL).sliding_window_layers == (0, 1, 2)
+    assert ModelDims.from_hf_config(MISTRAL | {"sliding_window": None}).sliding_window_layers == ()
+    both = dataclasses.replace(config, kv_cache_dtype_layers="6:int4_kivi")
+    with pytest.raises(
+        ConfigError, match="layer 6 is in both --kv-cache-dtype-skip-layers and --kv-cache-dtype-layers"
+    ):
+        both.layer_kv_formats(dims)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"kv_cache_dtype_skip_layers": ("80",)}, "skip-layers names layer 80, but the model has 80 layers: 0 to 79"),
+        ({"kv_cache_dtype_layers": "70-90:fp8"}, "dtype-layers names layer 80, but the model has 80 layers"),
+        ({"kv_cache_dtype_skip_layers": ("sliding_window",)}, "no layer with a sliding window; name indices"),
+    ],
+)
+def test_layers_the_model_does_not_have_are_refused(flags: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EngineConfig(**flags).layer_kv_formats(ModelDims.from_hf_config(LLAMA3_70B))  # type: ignore[arg-type]
+
+
+def test_dimensions_survive_json() -> None:
+    dims = ModelDims.from_hf_config(MISTRAL)
+    assert ModelDims(**json.loads(json.dumps(dataclasses.asdict(dims)))) == dims
+
+
+def test_the_shipped_models_have_names() -> None:
+    plain, outliers = EngineConfig().model_dir, EngineConfig(model="testbed-outliers").model_dir
+    assert plain != outliers
+    assert ModelDims.from_model_dir(plain) == ModelDims.from_model_dir(outliers)
 
 
 def test_an_api_key_is_never_shown() -> None:

@@ -83,8 +83,40 @@ def test_a_head_dim_that_cannot_be_packed_is_refused(kv_dtype: str) -> None:
 def test_a_checkpoint_in_a_dtype_we_do_not_compute_in_is_refused() -> None:
     double = dataclasses.replace(TESTBED, dtype="float64")
     with pytest.raises(ConfigError, match="float64; choose one of float32, float16, bfloat16 with --dtype"):
-        EngineConfig().resolved_kv_format(double)
-    assert EngineConfig(dtype="bfloat16").resolved_kv_format(double).name == "bfloat16"
+        EngineConfig().layer_kv_formats(double)
+    assert {f.name for f in EngineConfig(dtype="bfloat16").layer_kv_formats(double)} == {"bfloat16"}
+
+
+def test_a_mixed_map_takes_the_sum_of_its_layers_and_open_blocks_only_where_they_are_kept() -> None:
+    config = EngineConfig(
+        kv_cache_dtype="int8_per_token_head",
+        kv_cache_dtype_skip_layers=("3",),
+        kv_cache_dtype_layers="0:int4_kivi,1:float16",
+        max_num_seqs=8,
+    )
+    formats = config.layer_kv_formats(TESTBED)
+    assert [f.name for f in formats] == ["int4_kivi", "float16", "int8_per_token_head", "float32"]
+    # Two heads of 32 channels, 16 tokens: packed codes, parameters of keys by channel and of values by token, ...
+    kivi, half = 2 * (2 * 16 * 16 + 32 * 4 + 16 * 4), 2 * 2 * 32 * 16 * 2
+    int8, full = 2 * 2 * (32 + 4) * 16, 2 * 2 * 32 * 16 * 4
+    assert kv_bytes_per_block(TESTBED, formats, 16) == kivi + half + int8 + full == 16_000
+    assert kv_bytes_per_token(TESTBED, formats) == 1000
+    assert open_blocks_bytes(config, TESTBED) == 8 * full  # one of four layers
+    plan = plan_kv_cache(
+        dataclasses.replace(config, kv_cache_memory_bytes=200 * 16_000),
+        TESTBED,
+        weights_bytes=0,
+        activation_peak_bytes=0,
+    )
+    assert (plan.num_gpu_blocks, plan.kv_bytes_per_token, plan.open_blocks_bytes) == (200, 1000, 8 * full)
+    assert plan.kv_cache_dtype == "mixed"
+    assert plan.kv_layer_dtypes == ("int4_kivi", "float16", "int8_per_token_head", "float32")
+
+
+def test_layers_that_are_all_alike_have_that_formats_name() -> None:
+    config = EngineConfig(kv_cache_dtype="int4_kivi", kv_cache_dtype_layers="0-3:fp8", kv_cache_memory_bytes=4 * MIB)
+    plan = plan_kv_cache(config, TESTBED, weights_bytes=0, activation_peak_bytes=0)
+    assert (plan.kv_cache_dtype, plan.kv_layer_dtypes, plan.open_blocks_bytes) == ("fp8_e4m3", ("fp8_e4m3",) * 4, 0)
 
 
 def test_pool_is_what_utilization_leaves_after_weights_and_activations() -> None:

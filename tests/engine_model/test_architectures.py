@@ -291,7 +291,7 @@ def test_latents_are_counted_and_allocated(twins: Callable[[str], Twin], lab: An
 def test_latents_are_never_quantized(twins: Callable[[str], Twin], kv_cache_dtype: str) -> None:
     dims = ModelDims.from_model_dir(twins("deepseek").directory)
     with pytest.raises(ConfigError, match=r"latents, which are kept in floating point only; use auto or"):
-        EngineConfig(kv_cache_dtype=kv_cache_dtype).resolved_kv_format(dims)
+        EngineConfig(kv_cache_dtype=kv_cache_dtype).layer_kv_formats(dims)
     with pytest.raises(ConfigError, match="latents are kept in floating point only"):
         kv_bytes_per_token(dims, kv_cache_dtype)
 
