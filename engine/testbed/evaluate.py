@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from engine.testbed import MODEL_DIR
+from engine.testbed.interval import Accuracy, wilson
 from engine.testbed.tasks import EOS, HELD_OUT_SEEDS, KINDS, Conversation, Kind, conversation
 
 
@@ -31,25 +31,6 @@ class Item:
     turn: int
     distance: int | None
     right: bool
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """`right` of `count` items, with the 95 % Wilson interval [low, high]."""
-
-    right: int
-    count: int
-    accuracy: float
-    low: float
-    high: float
-
-
-def wilson(right: int, count: int, z: float = 1.959964) -> Accuracy:
-    """Wilson's score interval for a proportion; count must be positive."""
-    share = right / count
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return Accuracy(right, count, share, max(0.0, centre - half), min(1.0, centre + half))
 
 
 @torch.inference_mode()

@@ -1,0 +1,1 @@
+"""Measures what a KV-cache format does to answers: exact-answer suites, likelihoods, intervals, a canary."""
