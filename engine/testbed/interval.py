@@ -1,27 +1,7 @@
-"""Wilson's score interval for a share of right answers. Pure Python: reports and probes use it without torch."""
+"""Wilson's score interval, where the testbed's measures and the probes above find it."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from kernels.bench.interval import Accuracy, wilson
 
-Z_95 = 1.959964
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """`right` of `count` items, with the 95 % Wilson interval [low, high]."""
-
-    right: int
-    count: int
-    accuracy: float
-    low: float
-    high: float
-
-
-def wilson(right: int, count: int, z: float = Z_95) -> Accuracy:
-    """Wilson's score interval for a proportion; count must be positive."""
-    share = right / count
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return Accuracy(right, count, share, max(0.0, centre - half), min(1.0, centre + half))
+__all__ = ["Accuracy", "wilson"]
