@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runbooks.facts import TargetFacts
-from runbooks.flags import needs_version_check, why_absent
+from runbooks.flags import needs_version_check, why_absent, why_value_absent
+from runbooks.kv_dtypes import why_worse
 
 
 @dataclass(frozen=True)
 class FlagChange:
     """One flag, from its value in force to a computed one. `to` None means: remove the flag (back to its default).
 
-    `why` holds the arithmetic; `verify` is a query in PromQL over the engine's own metric names.
+    `why` holds the arithmetic; `verify` is a query in PromQL over the engine's own metric names, or a command where no
+    metric of an engine can tell.
     """
 
     flag: str
@@ -119,6 +121,8 @@ def refusal_reason(runbook: str, facts: TargetFacts, flag: str, to: Any) -> str 
     Also the check of an operator's own idea: "would lowering --gpu-memory-utilization help?".
     """
     absent = why_absent(facts.engine, facts.version, flag)
+    if absent is None and to is not None:
+        absent = why_value_absent(facts.engine, facts.version, flag, to)
     if absent is not None:
         return absent
     now = facts.flags.get(flag)
@@ -129,7 +133,14 @@ def refusal_reason(runbook: str, facts: TargetFacts, flag: str, to: Any) -> str 
         direction, reason = wrong
         if (to > now) == (direction > 0):
             return reason
+    if (runbook, flag) == ("kv-quality-drop", "--kv-cache-dtype") and not _measured_to_hold(facts, flag, to):
+        return why_worse(now, to)
     return None
+
+
+def _measured_to_hold(facts: TargetFacts, flag: str, to: Any) -> bool:
+    """A measurement on the target's own model outweighs what is known of formats in general."""
+    return any(c.holds and c.flags.get(flag) == to for c in facts.quality_candidates)
 
 
 @dataclass
@@ -148,7 +159,7 @@ class Draft:
         if reason is not None:
             self.refuse(flag, to, reason)
             return False
-        caution = needs_version_check(self.facts.engine, self.facts.version, flag)
+        caution = needs_version_check(self.facts.engine, self.facts.version, flag, to)
         cost = f"{cost}; {caution}" if caution else cost
         self.changes.append(FlagChange(flag, self.facts.flags.get(flag), to, why, expected, cost, verify))
         return True

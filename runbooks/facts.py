@@ -7,12 +7,14 @@ Sizes in bytes, lengths in tokens.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config import ConfigError, EngineConfig, ModelDims, flag_of, parse_bytes
 from engine.memory import NULL_BLOCKS, kv_bytes_per_block, kv_bytes_per_token
+from runbooks.quality_candidates import QualityCandidate, read_candidates
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class TargetFacts:
 
     `flags` maps "--flag" to the value in force; a flag that is absent there is unknown, one that is None is unset.
     `activation_peak_bytes` belongs to `max_num_batched_tokens`. `oom_allocation_bytes` is the size of the allocation
-    that failed, where an out-of-memory exit told it.
+    that failed, where an out-of-memory exit told it. `quality_candidates`: formats measured on this very model.
     """
 
     engine: str
@@ -61,6 +63,7 @@ class TargetFacts:
     max_num_batched_tokens: int | None = None
     oom_allocation_bytes: int | None = None
     traffic: TrafficFacts = TrafficFacts()
+    quality_candidates: tuple[QualityCandidate, ...] = ()
 
     @property
     def utilization(self) -> float | None:
@@ -83,14 +86,18 @@ class TargetFacts:
         return self.max_model_len, "--max-model-len, as no request lengths were measured"
 
 
+_READ_BELOW = ("dims", "traffic", "quality_candidates")  # have a form of their own in a dict of facts
+
+
 def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
     """Reads a dict of facts: `/debug/engine` (has "plan"), or cache_config_info labels; unknown keys are ignored.
 
-    Field names of `TargetFacts` among the keys fill what those do not tell; "traffic" is a dict of `TrafficFacts`.
+    Field names of `TargetFacts` among the keys fill what those do not tell; "traffic" is a dict of `TrafficFacts`,
+    "quality_candidates" a list of dicts of `QualityCandidate`.
     """
     read = _from_debug_engine(facts) if _plan_of(facts) else _from_cache_config_info(facts)
     for name in (f.name for f in dataclasses.fields(TargetFacts)):
-        if read.get(name) is None and facts.get(name) is not None and name not in ("dims", "traffic"):
+        if read.get(name) is None and facts.get(name) is not None and name not in _READ_BELOW:
             read[name] = facts[name]
     if read.get("kv_bytes_per_block") is None and read.get("kv_bytes_per_token") and read.get("block_size"):
         read["kv_bytes_per_block"] = read["kv_bytes_per_token"] * read["block_size"]
@@ -98,6 +105,7 @@ def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
     if isinstance(traffic, Mapping):
         known = {f.name for f in dataclasses.fields(TrafficFacts)}
         read["traffic"] = TrafficFacts(**{k: v for k, v in traffic.items() if k in known})
+    read["quality_candidates"] = read_candidates(facts.get("quality_candidates") or ())
     return TargetFacts(**read)
 
 
@@ -166,6 +174,11 @@ def _whole(value: Any) -> int | None:
     return None if number is None else int(number)
 
 
+def _words(value: Any) -> str | None:
+    """A list as vLLM's labels write it, `['0', '3']`, as the words of a flag; None when it is empty."""
+    return " ".join(re.findall(r"\w+", str(value))) or None if value not in (None, "None") else None
+
+
 def _from_cache_config_info(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The labels of `vllm:cache_config_info`, at top level or under "cache_config_info"."""
     nested = facts.get("cache_config_info")
@@ -185,6 +198,10 @@ def _from_cache_config_info(facts: Mapping[str, Any]) -> dict[str, Any]:
         flags["--kv-cache-memory-bytes"] = _whole(labels.get("kv_cache_memory_bytes"))
     if labels.get("cache_dtype") is not None:
         flags["--kv-cache-dtype"] = labels["cache_dtype"]
+    if "kv_cache_dtype_skip_layers" in labels:
+        flags["--kv-cache-dtype-skip-layers"] = _words(labels["kv_cache_dtype_skip_layers"])
+    if str(labels.get("calculate_kv_scales")) in ("True", "False"):
+        flags["--calculate-kv-scales"] = str(labels["calculate_kv_scales"]) == "True"
     flags.update(_flags_of({"flags": facts.get("flags")}))
     dims_data = facts.get("dims")
     dims = ModelDims(**dims_data) if isinstance(dims_data, Mapping) else None

@@ -59,12 +59,35 @@ def why_absent(engine: str, version: str | None, flag: str) -> str | None:
     return None
 
 
-def needs_version_check(engine: str, version: str | None, flag: str) -> str | None:
-    """A caution when existence could not be checked: since which version the flag exists."""
+def why_value_absent(engine: str, version: str | None, flag: str, value: Any) -> str | None:
+    """None when the flag takes this value in this engine and version, or takes any; else the reason why not.
+
+    With an unknown version a value counts as existing if any release read has it.
+    """
+    if engine == EMBEDDED:
+        choices = next((a.choices for a in build_parser()._actions if flag in a.option_strings), None)
+        if choices is None or value in choices:
+            return None
+        return f"{flag} of the embedded engine takes no {value}; it takes {', '.join(map(str, choices))}"
+    since = catalog(engine)["flags"].get(flag, {}).get("values")
+    if since is None:
+        return None
+    if value not in since:
+        return f"{flag} {value} is in no release of {engine} up to {catalog(engine)['newest']}"
+    if version is not None and version_key(version) < version_key(since[value]):
+        return f"{flag} {value} exists since {engine} {since[value]}; this target runs {version}"
+    return None
+
+
+def needs_version_check(engine: str, version: str | None, flag: str, value: Any = None) -> str | None:
+    """A caution when existence could not be checked: since which version the flag, or its value, exists."""
     if engine == EMBEDDED or version is not None:
         return None
-    since = catalog(engine)["flags"].get(flag, {}).get("since")
-    return f"version unknown: the flag exists since {engine} {since}" if since and since != "0.6.6" else None
+    entry = catalog(engine)["flags"].get(flag, {})
+    since, what = entry.get("since"), "the flag"
+    if value in entry.get("values", {}):
+        since, what = entry["values"][value], f"the value {value}"
+    return f"version unknown: {what} exists since {engine} {since}" if since and since != "0.6.6" else None
 
 
 def default_of(engine: str, version: str | None, flag: str) -> Any:

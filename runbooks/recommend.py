@@ -7,10 +7,12 @@ from collections.abc import Callable
 from runbooks.changes import FlagChange, Recommendation, Refusal, refusal_reason
 from runbooks.facts import TargetFacts, TrafficFacts, from_facts
 from runbooks.load import RunbookError
-from runbooks.remedies import eviction_storm, kv_saturated, oom, target_missing
+from runbooks.quality_candidates import QualityCandidate
+from runbooks.remedies import eviction_storm, kv_quality_drop, kv_saturated, oom, target_missing
 
 __all__ = [
     "FlagChange",
+    "QualityCandidate",
     "Recommendation",
     "Refusal",
     "TargetFacts",
@@ -22,6 +24,7 @@ __all__ = [
 
 _ADVISE: dict[str, Callable[[TargetFacts], Recommendation]] = {
     "eviction-storm": eviction_storm.advise,
+    "kv-quality-drop": kv_quality_drop.advise,
     "kv-saturated": kv_saturated.advise,
     "oom": oom.advise,
     "target-missing": target_missing.advise,
