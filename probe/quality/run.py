@@ -93,7 +93,11 @@ class _Run:
                 f"the baseline {baseline.label} ({baseline.id}) was asked other questions (kind, turns or context "
                 "differ), so answers do not pair up; measure it again with the same options"
             )
-        self._size = suite.size
+        if baseline is not None:
+            known = {item.key for item in self._store.quality.items(baseline.id)}
+            if known.isdisjoint(suite.keys()):
+                raise QualityError(f"the baseline {baseline.label} ({baseline.id}) shares no item with this suite")
+        self._size = len(suite.keys())
         if self._resume is not None:
             if self._resume.suite_key != spec.key or self._resume.model != server.model:
                 raise QualityError(

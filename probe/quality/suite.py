@@ -134,10 +134,9 @@ class Suite:
     conversations: tuple[tuple[Question, ...], ...]
     windows: tuple[Window, ...]
 
-    @property
-    def size(self) -> int:
-        """Items in all."""
-        return sum(map(len, self.conversations)) + len(self.windows)
+    def keys(self) -> list[str]:
+        """Keys of all items."""
+        return [q.key for questions in self.conversations for q in questions] + [w.key for w in self.windows]
 
 
 def build_suite(spec: SuiteSpec, text: str | None = None) -> Suite:
