@@ -7,12 +7,12 @@ import re
 import pytest
 
 from engine.memory import kv_bytes_per_token
-from runbooks.flags import catalog, default_of, embedded_flags, version_key, why_absent
+from runbooks.flags import catalog, default_of, embedded_flags, version_key, why_value_absent
 from runbooks.load import SECTIONS, Runbook, RunbookError, get_runbook, list_runbooks, parse_runbook
 from runbooks.recommend import TargetFacts, recommend
 
 PAGES = list_runbooks()
-FULL = ("eviction-storm", "oom")
+FULL = ("eviction-storm", "kv-quality-drop", "oom")
 
 
 def prose_words(page: Runbook) -> int:
@@ -21,7 +21,7 @@ def prose_words(page: Runbook) -> int:
 
 
 def test_there_is_a_page_for_every_alert() -> None:
-    assert [p.id for p in PAGES] == ["eviction-storm", "kv-saturated", "oom", "target-missing"]
+    assert [p.id for p in PAGES] == ["eviction-storm", "kv-quality-drop", "kv-saturated", "oom", "target-missing"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.id)
@@ -42,7 +42,7 @@ def test_every_flag_of_the_table_is_declared_and_exists(page: Runbook) -> None:
             if engine == "kvoncall":
                 assert flag in embedded_flags()
             else:
-                assert why_absent(engine, catalog(engine)["newest"], flag) is None
+                assert catalog(engine)["flags"][flag]["until"] == entry.get("until", {}).get(engine)
         for engine, since in entry.get("since", {}).items():
             assert catalog(engine)["flags"][flag]["since"] == since
 
@@ -90,6 +90,29 @@ def test_catalog_knows_defaults_by_version() -> None:
     assert default_of("kvoncall", None, "--max-num-seqs") == 64
     assert version_key("0.32.0+cpu") == (0, 32, 0)
     assert version_key("0.10.1.1") > version_key("0.10.1")
+
+
+@pytest.mark.parametrize(
+    ("value", "version", "exists"),
+    [
+        ("fp8", "0.6.6", True),
+        ("int8_per_token_head", "0.19.1", False),
+        ("int8_per_token_head", "0.20.0", True),
+        ("int4_per_token_head", "0.24.0", False),
+        ("int4_per_token_head", "0.25.0", True),
+        ("float16", "0.17.1", False),
+        ("float16", None, True),
+        ("int4_kivi", None, False),  # ours alone
+    ],
+)
+def test_catalog_knows_values_by_version(value: str, version: str | None, exists: bool) -> None:
+    assert (why_value_absent("vllm", version, "--kv-cache-dtype", value) is None) == exists
+
+
+def test_values_of_the_embedded_engine_are_those_of_its_parser() -> None:
+    assert why_value_absent("kvoncall", None, "--kv-cache-dtype", "int4_kivi") is None
+    assert "it takes auto" in (why_value_absent("kvoncall", None, "--kv-cache-dtype", "nvfp4") or "")
+    assert why_value_absent("kvoncall", None, "--max-num-seqs", 7) is None
 
 
 def test_unknown_page() -> None:
