@@ -233,9 +233,9 @@ def _absence(rule: Rule, signal: AbsenceSignal, view: View) -> Outcome:
 
 def _quality(rule: Rule, signal: QualitySignal, view: View) -> Outcome:
     seen = rounds(view.window, signal, view.now - rule.window_s)
-    span = f"{rule.window_s:.0f} s"
+    span = f"{rule.window_s / 60:.0f} min"
     if not seen:
-        return Outcome("no_data", None, None, None, f"no quality canary ran on this target in the last {span}", "")
+        return Outcome("no_data", None, None, None, f"no quality canary ran in the last {span}", "")
     worse = [is_worse(r, rule.threshold, signal.invalid_threshold) for r in seen]
     in_a_row = next((i for i, bad in enumerate(reversed(worse)) if not bad), len(worse))
     newest = seen[-1]

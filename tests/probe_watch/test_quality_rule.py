@@ -57,7 +57,7 @@ def test_a_sustained_fall_is_a_breach_and_says_what_fell() -> None:
     outcome = read((100, *GOOD), (400, *BAD), (700, *BAD))
     assert (outcome.verdict, outcome.numerator, outcome.denominator) == ("breach", 70, 120)
     assert outcome.value == 70 / 120
-    assert outcome.coverage == "3 rounds in 3600 s, the last 300 s ago, 2 worse in a row"
+    assert outcome.coverage == "3 rounds in 60 min, the last 300 s ago, 2 worse in a row"
     assert outcome.summary == (
         "Answers got worse than their baseline: accuracy -58.3 points (95% interval -67.5 to -49.2) on 120 questions, "
         "1.7% invalid answers, KV cache dtype int4_symmetric"
@@ -74,7 +74,7 @@ def test_one_bad_round_does_not_fire() -> None:
 def test_a_single_round_that_is_bad_is_no_data_yet() -> None:
     outcome = read((700, *BAD))
     assert outcome.verdict == "no_data"
-    assert outcome.coverage.startswith("1 round in 3600 s")
+    assert outcome.coverage.startswith("1 round in 60 min")
     assert "1 of 2 rounds" in outcome.coverage
     assert read((700, *GOOD)).verdict == "ok"
 
@@ -102,7 +102,7 @@ def test_what_makes_a_round_worse(counts: tuple[int, int, int, int], verdict: st
 def test_without_a_canary_there_is_no_data_and_the_reason_is_plain() -> None:
     outcome = read()
     assert (outcome.verdict, outcome.value) == ("no_data", None)
-    assert outcome.coverage == "no quality canary ran on this target in the last 3600 s"
+    assert outcome.coverage == "no quality canary ran in the last 60 min"
 
 
 def test_rounds_count_while_they_are_in_the_window_and_do_not_go_stale() -> None:
@@ -136,6 +136,15 @@ def test_rounds_are_kept_longer_than_scrapes() -> None:
     horizons = TargetEvaluator(TARGET, DEFAULT_RULES).window.horizons_s
     assert horizons["quality_items"] == 3600.0
     assert horizons["up"] == 660.0  # the longest rule on events and its time to recover
+
+
+def test_a_window_drops_each_metric_by_its_own_horizon() -> None:
+    window = Window({"up": 10.0, "quality_items": 100.0})
+    for at in (0.0, 50.0, 100.0):
+        window.add([Sample("t", m, {}, T0 + at, at) for m in ("up", "quality_items", "other")])
+    assert [ts - T0 for ts, _ in window.series("up")[0].points] == [100.0]
+    assert [ts - T0 for ts, _ in window.series("quality_items")[0].points] == [0.0, 50.0, 100.0]
+    assert window.series("other") == []
 
 
 def states(evaluator: TargetEvaluator, now: float) -> dict[str, str]:
