@@ -1,10 +1,10 @@
 """The `kvoncall` command: a thin map from words to rooms.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done and true, 1 the answer is no
-(a replay did not verify, a benchmarked kernel was wrong, a compiled one spills), 2 the command could
-not be carried out (one sentence says why), 130 interrupted. `serve` has the engine's own codes
-(3 port in use, 12 out of memory). Rooms are imported when they are used, so that `kvoncall` itself
-answers at once.
+(a replay did not verify, an arm answers worse than its baseline, a benchmarked kernel was wrong, a compiled
+one spills), 2 the command could not be carried out (one sentence says why), 130 interrupted. `serve` has the
+engine's own codes (3 port in use, 12 out of memory). Rooms are imported when they are used, so that `kvoncall`
+itself answers at once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall serve …              the embedded engine's server (vLLM's flags)
   kvoncall watch                collector and alert evaluator without the app
   kvoncall replay ID            an incident: reproduce, alert, remedy, verify   (--list, --json, --no-remedy)
+  kvoncall quality              what KV formats do to answers: accuracy, perplexity, agreement, canary, lm-eval
   kvoncall runbooks list|show   what to do about an alert
   kvoncall bench WHAT           attention, decode, scheduler, memory or all; aot: registers and spills of the kernels;
                                 recall: what each KV format still finds
@@ -83,6 +84,7 @@ def _reported_errors() -> tuple[type[Exception], ...]:
     modules = {
         "probe.store": "StoreError",
         "probe.targets": "TargetError",
+        "probe.quality.suite": "QualityError",
         "probe.replay.scenario": "ReplayError",
         "runbooks.load": "RunbookError",
         "engine.supervisor": "EngineStartError",
@@ -125,6 +127,15 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--no-remedy", action="store_true", help="leave the remedy out: the check must then fail")
     _data_dir(replay)
 
+    _quality_options(
+        command(
+            "quality",
+            _quality,
+            "Measure what KV-cache formats do to answers: questions with exact answers over many turns, perplexity, "
+            "KL divergence and agreement against a baseline. Exits 1 when an arm is worse than its baseline.",
+        )
+    )
+
     runbooks = command("runbooks", _runbooks, "List the runbooks, or show one.")
     runbooks.add_argument("action", choices=("list", "show"))
     runbooks.add_argument("id", nargs="?")
@@ -145,6 +156,33 @@ def _parser() -> argparse.ArgumentParser:
         help="decode: also compare through HTTP with a server of the same model, such as vLLM",
     )
     return parser
+
+
+def _quality_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--target", default="embedded", metavar="embedded|URL|NAME", help="engines of its own, or a running server")
+    add("--model", default="", metavar="PATH", help="embedded: as `kvoncall serve --model` (default: the testbed)")
+    add("--engine-flags", default="", metavar="FLAGS", help="embedded: further flags of the engines, as one word")
+    add("--dtypes", metavar="A,B,C", help="embedded: values of --kv-cache-dtype; the first is the baseline")
+    add("--turns", type=int, default=20, metavar="N", help="questions a conversation")
+    add("--conversations", type=int, default=16, metavar="N")
+    add("--tasks", default="recall,add,brackets", metavar="LIST", help="of recall, add, brackets; or none")
+    add("--suite", default="auto", choices=("auto", "testbed", "plain"), help="language (auto: by the model)")
+    add("--chat", action="store_true", help="ask through /v1/chat/completions")
+    add("--context", type=int, metavar="TOKENS", help="fill conversations up to this (default: 2048 or what fits)")
+    add("--windows", type=int, default=4, metavar="N", help="windows of text for likelihoods (0: none)")
+    add("--text", type=Path, metavar="FILE", help="text to judge (default: the suite's own)")
+    add("--baseline", metavar="RUN_ID|URL", help="compare with a stored run, or measure this server first")
+    add("--resume", metavar="RUN_ID", help="go on with an incomplete run")
+    add("--canary", action="store_true", help="ask a running server a small fixed set again and again")
+    add("--every", type=float, default=600.0, metavar="SECONDS", help="canary: from one round's start to the next's")
+    add("--rounds", type=int, metavar="N", help="canary: stop after so many (default: go on)")
+    add("--lm-eval", metavar="TASKS", help="run the user's lm-eval harness instead; its own flags follow `--`")
+    add("lm_eval_args", nargs="*", metavar="-- ARGS", help="flags for lm-eval")
+    add("--api-key-env", metavar="NAME", help="environment variable that holds the server's API key")
+    add("--list", action="store_true", help="name the stored runs")
+    add("--json", action="store_true", help="print one JSON object")
+    _data_dir(parser)
 
 
 def _data_dir(parser: argparse.ArgumentParser) -> None:
@@ -206,6 +244,36 @@ def _replay(options: argparse.Namespace) -> int:
     else:
         print(summary(result))
     return 0 if result["verified"] else 1
+
+
+def _quality(options: argparse.Namespace) -> int:
+    from probe.quality import command, table
+
+    def report(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    if options.lm_eval_args and not options.lm_eval:
+        raise UsageError(f"{options.lm_eval_args[0]!r} means nothing here: arguments belong to --lm-eval TASKS")
+    if options.list:
+        runs = command.list_runs(options)
+        if options.json:
+            _print_json(runs)
+        else:
+            print(table.listing(runs))
+        return 0
+    if options.lm_eval:
+        value = command.run_harness(options, report)
+        if options.json:
+            _print_json(value)
+        else:
+            print(table.harness(value))
+        return 0
+    outcome = (command.run_canary if options.canary else command.measure)(options, report)
+    if options.json:
+        _print_json(outcome.value)
+    else:
+        print(table.report(outcome.value))
+    return outcome.code
 
 
 def _runbooks(options: argparse.Namespace) -> int:

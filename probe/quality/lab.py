@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from engine.config import apply_changes
+from engine.config import EngineConfig, apply_changes
 from engine.supervisor import EngineSupervisor
 from probe.quality.run import Progress, run_suite
 from probe.quality.suite import SuiteSpec
@@ -36,8 +36,9 @@ class Arm:
 class _Start:
     """An engine on its way up, in a thread of its own."""
 
-    def __init__(self, arm: Arm, supervisor: EngineSupervisor) -> None:
+    def __init__(self, arm: Arm, supervisor: EngineSupervisor, api_key: str | None) -> None:
         self.arm = arm
+        self.api_key = api_key
         self.supervisor = supervisor
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"start-{arm.name}", daemon=True)
@@ -122,6 +123,7 @@ class Lab:
                 baseline=baseline,
                 resume=resume,
                 text=text,
+                api_key=start.api_key,
                 patience_s=0.0,  # nobody restarts this engine
                 progress=self._progress,
             )
@@ -131,7 +133,8 @@ class Lab:
     def _start(self, arm: Arm) -> _Start:
         flags = apply_changes(self._base_flags, arm.flags)
         name = "lab-" + re.sub(r"[^A-Za-z0-9._-]+", "-", arm.name)
-        return _Start(arm, EngineSupervisor(flags, log_dir=self._log_dir, name=name))
+        supervisor = EngineSupervisor(flags, log_dir=self._log_dir, name=name)
+        return _Start(arm, supervisor, EngineConfig.from_args(flags).api_key)
 
     def _discard(self) -> None:
         if self._prepared is not None:

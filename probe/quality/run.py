@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from probe.quality.client import EndpointDown, EndpointRefused, QualityClient
 from probe.quality.likelihood import TEXT, window_data
 from probe.quality.score import summarize
 from probe.quality.server import Server, describe
-from probe.quality.suite import QualityError, Question, Suite, SuiteSpec, Window, build_suite
+from probe.quality.suite import QualityError, Question, Suite, SuiteSpec, Window, build_suite, digest
 from probe.store import QualityItem, QualityRun, Store
 
 BATCH = 16  # items kept in memory before they are written
@@ -42,8 +43,12 @@ def run_suite(
     `text`: a text of the user's to judge instead of the suite's own. Blocks; starts an event loop of its own.
     Raises `QualityError`; when its `run_id` is set, that run kept what was answered and can be resumed.
     """
+    text_digest = "" if text is None else digest(text)
     if resume is not None:
         spec = SuiteSpec.from_dict(resume.suite)
+        if spec.text_digest != text_digest:
+            raise QualityError(f"run {resume.id} judged another text; give the same one to go on", resume.id)
+    spec = replace(spec, text_digest=text_digest)
     client = QualityClient(base_url, api_key=api_key, patience_s=patience_s, concurrency=concurrency)
     run = _Run(store, client, target, label, baseline, resume, progress)
     return asyncio.run(run.carry_out(spec, text))
@@ -122,7 +127,7 @@ class _Run:
         except (EndpointDown, EndpointRefused) as error:
             self._close(run, "incomplete", str(error))
             kept = f"{len(self._items)} of {self._size} items are kept"
-            raise QualityError(f"{error}; {kept}, resume with run {run.id}", run.id) from None
+            raise QualityError(f"{error}; {kept}, `kvoncall quality --resume {run.id}` goes on", run.id) from None
         except BaseException as error:
             self._close(run, "incomplete", f"interrupted: {type(error).__name__}")
             raise

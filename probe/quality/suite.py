@@ -41,9 +41,10 @@ class SuiteSpec:
     kind: "testbed", "plain" or "auto" (by what the server says of its model). turns: questions a conversation.
     conversations, first_seed: seeds first_seed, first_seed + 1, ... (held out from the testbed's training).
     context: tokens a conversation is filled up to; None: DEFAULT_CONTEXT or the server's limit, whichever is less.
-    tasks: some of recall, add, brackets; none asks nothing. text_windows: windows for likelihoods (0: none);
-    of testbed they are the first conversations themselves, else `window_tokens` tokens each of a text.
-    chat: ask through /v1/chat/completions.
+    tasks: some of recall, add, brackets; none asks nothing.
+    text_windows: windows for likelihoods (0: none; fewer where the text ends before); of testbed they are the first
+    conversations themselves, else `window_tokens` tokens each of a text.
+    chat: ask through /v1/chat/completions. text_digest: of the user's text, "" for the suite's own.
     """
 
     kind: str = "auto"
@@ -55,6 +56,7 @@ class SuiteSpec:
     text_windows: int = 4
     window_tokens: int = 768
     chat: bool = False
+    text_digest: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in (*KINDS_OF_SUITE, "auto"):
@@ -218,8 +220,13 @@ def _plain_questions(spec: SuiteSpec, seed: int) -> tuple[Question, ...]:
     )
 
 
+def digest(text: str) -> str:
+    """A short name of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 def _text_windows(spec: SuiteSpec, text: str | None) -> list[Window]:
     if text is None:
         text = DEFAULT_TEXT.read_text(encoding="utf-8")
-    name = hashlib.sha256(text.encode()).hexdigest()[:8]
+    name = digest(text)
     return [Window(f"{TEXT}/{name}/{n}", text, part=(n, spec.window_tokens)) for n in range(spec.text_windows)]

@@ -21,6 +21,7 @@ def pairs(both: int, lost: int, gained: int, neither: int) -> list[tuple[bool, b
     ("table", "drop", "low", "high"),
     [  # 36, 12, 2, 0 is Newcombe's own example; margins of 0 leave twice Wilson's arm
         ((36, 12, 2, 0), 0.2, 0.0569, 0.3404),
+        ((1, 1, 7, 12), -6 / 21, -0.5069, -0.0256),
         ((0, 0, 0, 30), 0.0, -0.1135, 0.1135),
         ((54, 0, 0, 0), 0.0, -0.0664, 0.0664),
     ],

@@ -1,0 +1,263 @@
+"""`kvoncall quality`: which arms are measured, on which servers, against which baseline; what is printed.
+
+"embedded" starts an engine of its own for each format and leaves every other server alone; a URL or the name of a
+watched target is asked where it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from probe.quality.canary import Canary, canary_spec
+from probe.quality.lab import TARGET, Arm, Lab
+from probe.quality.lm_eval import run_lm_eval
+from probe.quality.run import run_suite
+from probe.quality.suite import QualityError, SuiteSpec
+from probe.store import QualityRun, Store, default_data_dir
+from probe.targets import attach_target
+
+EMBEDDED = "embedded"
+DEFAULT_DTYPES = "auto,fp8_e4m3,int8_per_token_head,int8k_int4v,int4_symmetric,int4_per_token_head,int4_kivi"
+BASELINE_TARGET = "baseline"
+# Of a run's flags, what belongs to its process and not to what it measured.
+_OF_THE_PROCESS = frozenset({"--port", "--host", "--api-key", "--exit-with-parent"})
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command found: JSON-ready, the runs behind it, and the exit code."""
+
+    value: dict[str, Any]
+    code: int
+
+
+def spec_of(options: argparse.Namespace) -> SuiteSpec:
+    """The suite the options ask for."""
+    tasks = () if options.tasks == "none" else tuple(t.strip() for t in options.tasks.split(",") if t.strip())
+    return SuiteSpec(
+        kind=options.suite,
+        turns=options.turns,
+        conversations=options.conversations,
+        context=options.context,
+        tasks=tasks,
+        text_windows=options.windows,
+        chat=options.chat,
+    )
+
+
+def measure(options: argparse.Namespace, report: Report) -> Outcome:
+    """Runs what the options ask for; raises `QualityError` and the errors of engines, targets and the store."""
+    text = _read_text(options.text)
+    with Store.open(options.data_dir or default_data_dir()) as store:
+        bench = _Measurement(store, options, spec_of(options), text, report)
+        runs = list(bench.resumed(options.resume) if options.resume else bench.arms())
+    arms = [arm(run) for run in runs]
+    value = {"suite": runs[0].suite, "model": runs[0].model, "arms": arms}
+    return Outcome(value, 1 if any(is_worse(found) for found in arms) else 0)
+
+
+def arm(run: QualityRun) -> dict[str, Any]:
+    """A finished run as JSON-ready data: label, run_id, status, facts, and its result."""
+    return {"label": run.label, "run_id": run.id, "status": run.status, "facts": run.facts, **(run.result or {})}
+
+
+def is_worse(found: dict[str, Any]) -> bool:
+    """Whether an arm is worse than its baseline, over all or in one task."""
+    against = found.get("against")
+    return against is not None and "worse" in (against["verdict"], *(t["verdict"] for t in against["tasks"].values()))
+
+
+def run_canary(options: argparse.Namespace, report: Report) -> Outcome:
+    """Rounds on a schedule until `--rounds` are done; a failed round is reported and the next one comes.
+
+    The code is that of the last round. Raises `QualityError` when it failed.
+    """
+    with Store.open(options.data_dir or default_data_dir()) as store:
+        target, url = _server(store, options.target, attach=True)
+        baseline = _stored(store, options.baseline) if options.baseline else None
+        canary = Canary(
+            store, target, url, canary_spec(spec_of(options)), baseline, options.every, api_key=_api_key(options)
+        )
+        runs: list[QualityRun] = []
+        number, failed = 0, None
+        while True:
+            started = time.monotonic()
+            number += 1
+            try:
+                runs.append(canary.round())
+                failed = None
+                report(f"round {number}: {store.events.recent(1, target, ['quality_round'])[0].message}")
+            except QualityError as error:
+                failed = error
+                report(f"round {number} failed: {error}")
+            if options.rounds and number >= options.rounds:
+                break
+            time.sleep(max(0.0, options.every - (time.monotonic() - started)))
+    if failed is not None:
+        raise failed
+    arms = [arm(run) for run in runs]
+    return Outcome({"suite": runs[-1].suite, "model": runs[-1].model, "arms": arms}, 1 if is_worse(arms[-1]) else 0)
+
+
+def run_harness(options: argparse.Namespace, report: Report) -> dict[str, Any]:
+    """Runs the user's lm-eval against the target; its figures, JSON-ready."""
+    with Store.open(options.data_dir or default_data_dir()) as store:
+        target, url = _server(store, options.target)
+        run = run_lm_eval(
+            store,
+            url,
+            options.lm_eval,
+            options.lm_eval_args,
+            target=target,
+            api_key=_api_key(options),
+            progress=report,
+        )
+    return {"model": run.model, "run_id": run.id, "lm_eval": (run.result or {})["lm_eval"]}
+
+
+def list_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Stored runs, newest first, JSON-ready."""
+    with Store.open(options.data_dir or default_data_dir()) as store:
+        runs = store.quality.list()
+    return [{"started_at": run.started_at, "target": run.target, "error": run.error, **arm(run)} for run in runs]
+
+
+class _Measurement:
+    """What the arms of one command share."""
+
+    def __init__(
+        self, store: Store, options: argparse.Namespace, spec: SuiteSpec, text: str | None, report: Report
+    ) -> None:
+        self._store = store
+        self._options = options
+        self._spec = spec
+        self._text = text
+        self._report = report
+
+    def arms(self) -> Iterator[QualityRun]:
+        """The runs asked for, in order, the baseline first where it is measured here."""
+        options = self._options
+        baseline = self._baseline(options.baseline) if options.baseline else None
+        if baseline is not None and _is_url(options.baseline):
+            yield baseline
+        if options.target != EMBEDDED:
+            if options.dtypes:
+                raise QualityError("--dtypes needs --target embedded: a running server keeps its format")
+            target, url = _server(self._store, options.target)
+            yield self._ask(url, target, target, baseline)
+            return
+        arms = [Arm(name, {"--kv-cache-dtype": name}) for name in _words(options.dtypes or DEFAULT_DTYPES)]
+        with self._lab(self._base_flags()) as lab:
+            for found, following in zip(arms, [*arms[1:], None], strict=True):
+                run = lab.measure(found, self._spec, baseline=baseline, text=self._text, following=following)
+                baseline = baseline or run
+                yield run
+
+    def resumed(self, run_id: str) -> Iterator[QualityRun]:
+        """An incomplete run, gone on with."""
+        run = _stored(self._store, run_id)
+        if run.status == "done":
+            raise QualityError(f"run {run_id} is complete; there is nothing to resume")
+        if run.target == TARGET:
+            told = run.facts.get("flags") or {}
+            flags = {flag: value for flag, value in told.items() if flag not in _OF_THE_PROCESS}
+            with self._lab([]) as lab:
+                yield lab.measure(Arm(run.label, flags), self._spec, resume=run, text=self._text)
+            return
+        where = self._options.target if self._options.target != EMBEDDED else run.target
+        _, url = _server(self._store, where)
+        yield self._ask(url, run.target, run.label, None, resume=run)
+
+    def _ask(
+        self, url: str, target: str, label: str, baseline: QualityRun | None, resume: QualityRun | None = None
+    ) -> QualityRun:
+        return run_suite(
+            self._store,
+            url,
+            self._spec,
+            target=target,
+            label=label,
+            baseline=baseline,
+            resume=resume,
+            text=self._text,
+            api_key=_api_key(self._options),
+            progress=self._report,
+        )
+
+    def _baseline(self, where: str) -> QualityRun:
+        if _is_url(where):
+            return self._ask(where, where, BASELINE_TARGET, None)
+        return _stored(self._store, where)
+
+    def _base_flags(self) -> list[str]:
+        flags = shlex.split(self._options.engine_flags)
+        return [*flags, "--model", self._options.model] if self._options.model else flags
+
+    def _lab(self, flags: Sequence[str]) -> Lab:
+        logs = (self._options.data_dir or default_data_dir()) / "logs"
+        return Lab(self._store, flags, log_dir=logs, progress=self._report)
+
+
+def _server(store: Store, where: str, *, attach: bool = False) -> tuple[str, str]:
+    """(name, URL) of a stored target or an address; `attach` registers an address that is no target yet."""
+    for target in store.targets.list(active=None):
+        if where in (target.name, target.url):
+            return target.name, target.url.removesuffix("/metrics")
+    if where == EMBEDDED:
+        raise QualityError("this needs a running server: give --target URL, or the name of a watched target")
+    if not _is_url(where):
+        known = ", ".join(t.name for t in store.targets.list()) or "none is stored"
+        raise QualityError(f"there is no target {where!r} ({known}); give http://host:port or a stored target's name")
+    if attach:
+        target = attach_target(store, where)
+        return target.name, target.url
+    return where.rstrip("/"), where.rstrip("/")
+
+
+def _stored(store: Store, run_id: str) -> QualityRun:
+    run = store.quality.get(run_id)
+    if run is None:
+        raise QualityError(f"there is no quality run {run_id!r}; `kvoncall quality --list` names them")
+    return run
+
+
+def _is_url(where: str) -> bool:
+    return urlsplit(where).scheme in ("http", "https")
+
+
+def _words(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or len(set(words)) != len(words):
+        raise QualityError("--dtypes lists KV formats once each, separated by commas")
+    return words
+
+
+def _api_key(options: argparse.Namespace) -> str | None:
+    if not options.api_key_env:
+        return None
+    key = os.environ.get(options.api_key_env)
+    if not key:
+        raise QualityError(f"the environment variable {options.api_key_env} is empty; put the API key there")
+    return key
+
+
+def _read_text(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise QualityError(f"the text {path} cannot be read: {error}") from None
+    if not text.strip():
+        raise QualityError(f"the text {path} is empty")
+    return text
