@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.licence import accept, pending_notice
 from engine.config import ConfigError, EngineConfig
 from engine.supervisor import EngineExit, EngineStartError, EngineSupervisor, SupervisorStatus
 from probe.load.background import BackgroundLoad, BackgroundStatus
@@ -79,6 +80,16 @@ class EmbeddedEngine:
             self._load_holds = max(0, self._load_holds - 1)
             if self._load is not None and self._load_holds == 0:
                 self._load.resume()
+
+    def pending_notice(self) -> str | None:
+        """The licence notice that the operator has to accept before the model is used; None when there is none."""
+        return pending_notice(self._store, self.supervisor.status().flags)
+
+    def accept_notice(self) -> None:
+        """Keeps that the operator accepted it; the background traffic starts."""
+        text = self.pending_notice()
+        if text is not None:
+            accept(self._store, NAME, text)
 
     def snapshot(self) -> EmbeddedSnapshot:
         """State of the process, of a change under way and of the load."""
@@ -158,7 +169,10 @@ class EmbeddedEngine:
             self._store.targets.upsert(NAME, url=status.base_url, kind="embedded", engine="kvoncall", flags=flags)
 
     def _load_url(self) -> str | None:
-        return self.supervisor.base_url if self.supervisor.status().state == "running" else None
+        status = self.supervisor.status()
+        if status.state != "running" or self.pending_notice() is not None:
+            return None
+        return status.base_url
 
     def _on_exit(self, exit_: EngineExit) -> None:
         """Called by the supervisor's thread when the process ended by itself or by `stop`."""

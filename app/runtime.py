@@ -1,4 +1,4 @@
-"""The one object behind all pages: store, monitor, embedded engine and running replays of this process.
+"""The one object behind all pages: store, monitor, embedded engine, canary, running replays and measurements.
 
 `streamlit run app` opens it in the lifespan of `st.App` and closes it when the server stops; it works with no
 browser open. Pages reach it with `get_runtime()`. This module is always imported as `app.runtime`, never as
@@ -13,14 +13,18 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.canary import CanaryWatch
 from app.embedded import NAME, EmbeddedEngine
 from app.history import History
+from app.measuring import Measuring
 from engine.config import ConfigError
 from probe.monitor import Monitor
+from probe.quality.suite import SuiteSpec
 from probe.replay.runner import ReplayRunner, close_interrupted
 from probe.replay.scenario import ReplayError, get_scenario
 from probe.store import Store, StoreError, default_data_dir
@@ -96,6 +100,8 @@ class Runtime:
         self.engine = engine
         self._store = store
         self._history = History(store) if store is not None else None
+        self._measuring = Measuring(store, options.log_dir, self._load_held) if store is not None else None
+        self._canary = CanaryWatch(store, self._engine_url, self.busy) if store is not None else None
         self.replay_threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
@@ -165,6 +171,20 @@ class Runtime:
             raise AppError(self.problem or "The store is closed.")
         return self._history
 
+    @property
+    def measuring(self) -> Measuring:
+        """Measurements of cache formats; raises as `store` does."""
+        if self._measuring is None:
+            raise AppError(self.problem or "The store is closed.")
+        return self._measuring
+
+    @property
+    def canary(self) -> CanaryWatch:
+        """The embedded engine's canary; raises as `store` does."""
+        if self._canary is None:
+            raise AppError(self.problem or "The store is closed.")
+        return self._canary
+
     def start_replay(self, scenario_id: str) -> str:
         """Starts an interactive replay in a thread and returns its id; one at a time.
 
@@ -172,9 +192,8 @@ class Runtime:
         """
         scenario = get_scenario(scenario_id)
         with self._lock:
+            self._refuse_when_busy()
             self.replay_threads = [thread for thread in self.replay_threads if thread.is_alive()]
-            if self.replay_threads:
-                raise AppError("A replay is running already; wait for it to end or apply its change.")
             runner = ReplayRunner(self.store, scenario, interactive=True, log_dir=self.options.log_dir)
             name = f"replay-{scenario_id}"
             thread = threading.Thread(target=self._run_replay, args=(runner,), name=name, daemon=True)
@@ -183,25 +202,62 @@ class Runtime:
         return runner.replay_id
 
     def _run_replay(self, runner: ReplayRunner) -> None:
-        if self.engine is not None:
-            self.engine.hold_load()
         try:
-            runner.run()
+            with self._load_held():
+                runner.run()
         except ReplayError as error:
             log.warning("%s", error)
         except Exception:
             log.exception("replay %s failed", runner.replay_id)  # its result has the sentence for people
-        finally:
-            if self.engine is not None:
-                self.engine.release_load()
 
     def replay_running(self) -> bool:
         """Whether a replay of this process is under way (waiting for its change included)."""
+        return any(thread.is_alive() for thread in list(self.replay_threads))
+
+    def start_measuring(self, formats: Sequence[str], spec: SuiteSpec) -> None:
+        """Measures formats of the KV cache on engines of their own, with the embedded engine's other flags.
+
+        One at a time, and not beside a replay; the background traffic pauses meanwhile.
+        """
+        measuring = self.measuring
+        flags = self.engine.snapshot().status.flags if self.engine is not None else self.options.engine_flags
         with self._lock:
-            return any(thread.is_alive() for thread in self.replay_threads)
+            self._refuse_when_busy()
+            measuring.start(flags, formats, spec)
+
+    def busy(self) -> bool:
+        """Whether a replay or a measurement has the processor."""
+        return self.replay_running() or (self._measuring is not None and self._measuring.status().running)
+
+    def _refuse_when_busy(self) -> None:
+        if self.replay_running():
+            raise AppError("A replay is running already; wait for it to end or apply its change.")
+        if self.busy():
+            raise AppError("A measurement of formats is running already; wait for it to end or stop it.")
+
+    @contextmanager
+    def _load_held(self) -> Iterator[None]:
+        """Without the embedded engine's background traffic."""
+        engine = self.engine
+        if engine is not None:
+            engine.hold_load()
+        try:
+            yield
+        finally:
+            if engine is not None:
+                engine.release_load()
+
+    def _engine_url(self) -> str | None:
+        """Where the embedded engine answers; None while it does not run."""
+        status = self.engine.snapshot().status if self.engine is not None else None
+        return status.base_url if status is not None and status.state == "running" else None
 
     def close(self) -> None:
         """Stops load, engine and monitor and closes the store; drill engines end with this process."""
+        if self._canary is not None:
+            self._canary.stop(timeout_s=10.0)
+        if self._measuring is not None:
+            self._measuring.stop()
         if self.engine is not None:
             self.engine.close()
         if self.monitor is not None:

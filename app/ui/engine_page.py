@@ -17,6 +17,7 @@ from app.ui import blocks, charts, debug, signals, words
 from app.ui.changes import flag_value
 from app.ui.forms import given
 from app.ui.guard import guarded, live, page
+from app.ui.licence_notice import show_notice
 from app.ui.tables import show_table
 from engine.config import EngineConfig
 from engine.supervisor import EngineExit
@@ -36,6 +37,7 @@ def render() -> None:
         if runtime.is_open and not runtime.options.engine_enabled:
             st.info("The embedded engine is switched off (KVONCALL_NO_ENGINE); start the app without it to use one.")
         return
+    show_notice(runtime)
     snapshot = engine.snapshot()
     show_buttons(engine, snapshot)
     process = st.container()

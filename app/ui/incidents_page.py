@@ -11,6 +11,8 @@ from app.runtime import get_runtime
 from app.ui import replay_view, words
 from app.ui.guard import guarded, live, page
 from app.ui.links import link, param
+from app.ui.quality_data import of_replay, replay_runs
+from app.ui.quality_view import show_measurement, show_model_note, show_recommended
 from app.ui.tables import show_choices, show_table
 from probe.replay.scenario import Scenario, list_scenarios
 from probe.store import Replay
@@ -124,9 +126,22 @@ def show_ended(replay: Replay) -> None:
     store = get_runtime().store
     replay_view.show_head(replay)
     replay_view.show_result(replay)
+    with guarded():
+        show_candidates(replay)
     replay_view.show_alerts(replay_view.alerts_of(store, replay), replay.id)
     with st.expander("Journal", expanded=replay.status != "done"):
         replay_view.show_journal(store.replays.journal(replay.id))
+
+
+def show_candidates(replay: Replay) -> None:
+    """The formats a quality incident measured, with its charts."""
+    measurement = of_replay(replay, replay_runs(get_runtime().store, replay))
+    if measurement is not None:
+        st.markdown("**What every format keeps and takes, measured on this model**")
+        show_model_note(measurement.model, measurement.model_flag)
+        show_measurement(measurement, key=f"replay-{replay.id}")
+        show_recommended(measurement)
+        link("quality", "Compare and apply on the Quality page", ":material/fact_check:", measurement=measurement.key)
 
 
 def show_history(replays: Sequence[Replay]) -> None:

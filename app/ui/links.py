@@ -10,6 +10,7 @@ PAGES = {
     "overview": "app_pages/overview.py",
     "engine": "app_pages/engine.py",
     "incidents": "app_pages/incidents.py",
+    "quality": "app_pages/quality.py",
     "alerts": "app_pages/alerts.py",
     "runbooks": "app_pages/runbooks.py",
 }

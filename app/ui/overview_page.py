@@ -11,6 +11,7 @@ import streamlit as st
 from app.runtime import get_runtime
 from app.ui import charts, signals, words
 from app.ui.guard import live, page
+from app.ui.licence_notice import show_notice
 from app.ui.links import link
 from app.ui.ranges import choose_range, choose_target
 from app.ui.tables import show_table
@@ -34,6 +35,7 @@ def render() -> None:
     if runtime.problem:
         st.error(words.plain(runtime.problem))
     if runtime.is_open:
+        show_notice(runtime)
         show_now()
         if target is not None:
             show_figures(target.name, range_s)

@@ -101,6 +101,11 @@ def count(value: float | None) -> str:
     return text.replace(",", "\u202f")
 
 
+def nats(value: float | None) -> str:
+    """Divergences, which matter from the third digit on."""
+    return DASH if value is None or not math.isfinite(value) else f"{value:.4f}"
+
+
 def seconds(value: float | None) -> str:
     """Durations below a second in ms, above in s."""
     if value is None or not math.isfinite(value):

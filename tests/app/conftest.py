@@ -114,6 +114,19 @@ class FakeEngine:
     status: SupervisorStatus
     calls: list[tuple[str, str, Sequence[str] | None]] = field(default_factory=list)
     problem: str | None = None
+    notice: str | None = None
+
+    def pending_notice(self) -> str | None:
+        return self.notice
+
+    def accept_notice(self) -> None:
+        self.notice = None
+
+    def hold_load(self) -> None:
+        self.calls.append(("hold_load", "", None))
+
+    def release_load(self) -> None:
+        self.calls.append(("release_load", "", None))
 
     @property
     def supervisor(self) -> Any:

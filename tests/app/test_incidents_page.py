@@ -40,8 +40,9 @@ def test_scenarios_show_hypothesis_and_published_case(store: Store, use: Use, op
     page = open_page("incidents")
     page.assert_calm()
     hypotheses = [m.value for m in page.at.markdown if m.value.startswith("**Hypothesis:**")]
-    assert len(hypotheses) == 2
-    assert {b.key for b in page.at.button} == {"run-oom", "run-eviction-storm"}
+    scenarios = {"oom", "eviction-storm", "int4-degradation"}
+    assert len(hypotheses) == len(scenarios)
+    assert {b.key for b in page.at.button} == {f"run-{scenario}" for scenario in scenarios}
     assert "327,680" in page.text or "327680" in page.text.replace("\u202f", "")  # KV bytes a token of the 70B case
     assert "No replay was run against this store yet." in page.text
 

@@ -1,0 +1,5 @@
+"""Quality page."""
+
+from app.ui.quality_page import render
+
+render()
