@@ -33,7 +33,10 @@ class Round:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% interval of `drop`: normal, with the variance of a paired difference of shares."""
+        """95% interval of `drop`: normal, with the variance of a paired difference of shares.
+
+        A round carries no more than these counts; the finer interval of a run's result needs all its answers.
+        """
         changed = self.lost + self.gained
         half = Z_95 * math.sqrt(changed - (self.lost - self.gained) ** 2 / self.items) / self.items
         return self.drop - half, self.drop + half
