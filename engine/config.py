@@ -92,6 +92,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     kv_cache_dtype_skip_layers: tuple[str, ...] = ()
     kv_cache_dtype_layers: str = ""
+    calculate_kv_scales: bool = False
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "sha256"
     scheduling_policy: str = "fcfs"
@@ -261,6 +262,13 @@ def build_parser(prog: str = "kvoncall serve") -> argparse.ArgumentParser:
         default="",
         metavar="MAP",
         help="(ours) format by layer, for example 0-1:auto,3:int4_kivi; the others have --kv-cache-dtype",
+    )
+    add(
+        "--calculate-kv-scales",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="scales of an fp8 KV cache from the first batch, instead of the checkpoint's or 1 (vLLM has dropped this "
+        "flag: 0.7.0 to 0.27.1)",
     )
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--prefix-caching-hash-algo", default="sha256", choices=("sha256",))

@@ -27,7 +27,7 @@ Step = list[tuple[int, int]]  # (context_len, query_len) of each sequence; decod
 def activation_peak_bytes(config: EngineConfig, model: CausalLM, dims: ModelDims) -> int:
     """Measured bytes a step needs at most beyond weights and KV pool: activations, workspace, logits, sampling."""
     max_model_len = config.resolved_max_model_len(dims)
-    caches = allocate_kv_caches(config, dims, 1 + -(-max_model_len // config.block_size), model.device)
+    caches = allocate_kv_caches(config, dims, 1 + -(-max_model_len // config.block_size), model.device, model.kv_scales)
     sampler = Sampler(model.device, config.seed)
     state = SamplingState(SamplingParams(top_p=0.9, top_k=50, logprobs=1), None, [])
 

@@ -9,7 +9,8 @@ forgets the request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig, ModelDims
 from engine.device import resolve_dtype
+from engine.kv_scales import UNSCALED, LayerScales, fp8_scales
 from engine.memory import MemoryPlan
 from engine.models.interface import CausalLM
 from engine.request import Request
@@ -25,6 +27,8 @@ from engine.sampler import Sampler, SamplingState, TokenLogprobs, token_logprobs
 from engine.scheduler import ScheduledRequest, SchedulerOutput
 from kernels.attention import AttentionMetadata
 from kernels.kv_cache import LayerKVCache, allocate_kv_cache
+
+log = logging.getLogger("engine")
 
 PROMPT_LOGPROBS_ROWS = 256  # rows of logits held at once for prompt_logprobs, however long the prompt
 
@@ -60,12 +64,20 @@ class ModelRunner:
         self.model = model
         self.block_size = plan.block_size
         self.sampler = Sampler(model.device, config.seed)
-        self.kv_caches = allocate_kv_caches(config, dims, plan.num_gpu_blocks, model.device)
+        self.kv_caches = allocate_kv_caches(config, dims, plan.num_gpu_blocks, model.device, model.kv_scales)
+        self._calculates_scales = config.calculate_kv_scales
+        self._awaits_scales = any(scales.source == "pending" for scales in self.kv_scales())
         self._keeps_open_blocks = any(f.keeps_open_blocks for f in config.layer_kv_formats(dims))
+        if config.calculate_kv_scales and not self._awaits_scales:
+            log.warning("--calculate-kv-scales changes nothing: no layer's KV cache is fp8")
         max_blocks = -(-plan.max_model_len // plan.block_size)
         self._block_table = np.zeros((config.max_num_seqs, max_blocks), dtype=np.int32)
         self._free_rows = list(range(config.max_num_seqs))[::-1]
         self._states: dict[str, _State] = {}
+
+    def kv_scales(self) -> list[LayerScales]:
+        """Scales in force of the layers whose cache is fp8."""
+        return fp8_scales(self.kv_caches, self.model.kv_scales, self._calculates_scales)
 
     def preempt(self, request_id: str) -> None:
         """Gives up the row of a request that lost its blocks; does nothing when it has none."""
@@ -86,6 +98,10 @@ class ModelRunner:
         states = [self._states.get(entry.request.request_id) or self._new_state(entry.request) for entry in scheduled]
         input_ids, positions, metadata = self._build_batch(scheduled, states)
         hidden = self.model.forward(input_ids, positions, self.kv_caches, metadata)
+        if self._awaits_scales:
+            self._awaits_scales = False
+            scales = ", ".join(f"{s.layer}: {s.k_scale:.3g} {s.v_scale:.3g}" for s in self.kv_scales())
+            log.info("KV scales taken from the first batch of %d tokens, layer: K V: %s", len(input_ids), scales)
         prompt_logprobs = self._prompt_logprobs(scheduled, states, hidden)
         sampled, logprobs = self._sample(scheduled, states, hidden, metadata)
         return RunnerOutput(sampled, logprobs, prompt_logprobs)
@@ -207,17 +223,23 @@ class ModelRunner:
 
 
 def allocate_kv_caches(
-    config: EngineConfig, dims: ModelDims, num_blocks: int, device: torch.device
+    config: EngineConfig,
+    dims: ModelDims,
+    num_blocks: int,
+    device: torch.device,
+    kv_scales: Mapping[int, tuple[float, float]],
 ) -> list[LayerKVCache] | list[Tensor]:
     """The KV pool, one cache a layer in the layer's format, and a row of open blocks for every sequence of a step.
 
-    Multi-head latent attention has tensors [num_blocks, block_size, latent width].
+    Multi-head latent attention has tensors [num_blocks, block_size, latent width]. kv_scales: layer -> scales of K and
+    V in the checkpoint; they and calculated ones are for fp8 only.
     """
     formats = config.layer_kv_formats(dims)
     if dims.latent_width:
         shape = (num_blocks, config.block_size, dims.latent_width)
         # Zeroed by hand: memory is only promised until it is touched.
         return [torch.empty(shape, dtype=getattr(torch, f.name), device=device).zero_() for f in formats]
+    scales = [kv_scales.get(i, UNSCALED) if f.scaled else UNSCALED for i, f in enumerate(formats)]
     return [
         allocate_kv_cache(
             kv_format,
@@ -228,6 +250,9 @@ def allocate_kv_caches(
             device=device,
             open_dtype=resolve_dtype(config, dims),
             num_open_rows=config.max_num_seqs,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            calculate_scales=config.calculate_kv_scales,
         )
-        for kv_format in formats
+        for kv_format, (k_scale, v_scale) in zip(formats, scales, strict=True)
     ]

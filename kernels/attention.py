@@ -158,6 +158,10 @@ def reshape_and_cache(key: Tensor, value: Tensor, cache: LayerKVCache, metadata:
         expect_float(name, tensor, shape)
         expect_device(name, tensor, cache.device)
     _check_metadata(cache, metadata, num_tokens)
+    if cache.awaits_scales:
+        stored = metadata.slot_mapping >= 0
+        if stored.any():
+            cache.take_scales(key[stored], value[stored])
     if num_tokens:
         backend_for(cache.device).reshape_and_cache(key, value, cache, metadata)
 

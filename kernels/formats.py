@@ -99,6 +99,11 @@ class KVFormat:
     def quantized(self) -> bool:
         return self.name not in _FLOATS
 
+    @property
+    def scaled(self) -> bool:
+        """Whether keys and values have one scale a layer, outside the pool."""
+        return self.name.startswith("fp8")
+
     def bytes_per_block_head(self, head_dim: int, block_size: int) -> int:
         """Bytes of keys AND values of one block and one KV head, scales and minima included."""
         return sum(part.bytes_per_block_head(head_dim, block_size) for part in (self.key, self.value))

@@ -6,6 +6,7 @@ the pool is offset s % block_size of block s // block_size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,13 +18,14 @@ from kernels.formats import KVFormat, VectorFormat
 from kernels.quantize import dequantize, unrotate
 
 
-@dataclass(frozen=True)
+@dataclass
 class PagedVectors:
     """The keys, or the values, of one layer.
 
     codes: [num_blocks, num_kv_heads, block_size, fmt.row_width(head_dim)] of fmt.storage_dtype.
     params: [num_blocks, num_kv_heads, *fmt.params_shape(head_dim, block_size)] of fmt.param_dtype; scale, then minimum.
-    scale: what a stored fp8 value is multiplied with; 1 for other formats.
+    scale: what a stored fp8 value is multiplied with; 1 for other formats. It changes at most once, before anything is
+        stored, see `LayerKVCache.take_scales`.
     open_blocks: [num_open_rows, num_kv_heads, block_size, head_dim], full precision: row metadata.open_rows[i] holds
         the tokens of sequence i that do not fill a block yet. Only for formats that keep open blocks.
     """
@@ -33,6 +35,14 @@ class PagedVectors:
     params: Tensor | None = None
     scale: float = 1.0
     open_blocks: Tensor | None = None
+    awaits_scale: bool = False
+
+    def take_scale(self, vectors: Tensor) -> None:
+        """Sets the scale with which the largest of these vectors' values becomes the largest the format has."""
+        largest = vectors.abs().amax().item()
+        if 0 < largest < math.inf:  # of zeros alone, or of what is not finite, nothing can be learnt
+            self.scale = largest / torch.finfo(self.codes.dtype).max
+        self.awaits_scale = False
 
 
 class PoolShape(NamedTuple):
@@ -104,6 +114,16 @@ class LayerKVCache:
         return [t for part in (self.key, self.value) for t in (part.codes, part.params) if t is not None]
 
     @property
+    def awaits_scales(self) -> bool:
+        """Whether the scales are to be taken from the first tokens that are stored."""
+        return self.key.awaits_scale
+
+    def take_scales(self, key: Tensor, value: Tensor) -> None:
+        """Sets the scales from the first keys and values to be stored, [num_tokens, num_kv_heads, head_dim]."""
+        self.key.take_scale(key)
+        self.value.take_scale(value)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the pool, parameters included; open blocks are extra."""
         return sum(tensor.nbytes for tensor in self.tensors())
@@ -121,10 +141,12 @@ def allocate_kv_cache(
     num_open_rows: int = 0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    calculate_scales: bool = False,
 ) -> LayerKVCache:
     """A zeroed pool; every page of it is really there, since memory is only promised until it is touched.
 
     open_dtype, num_open_rows: of the open blocks, for formats that keep them; one row a running sequence.
+    k_scale, v_scale: of fp8; with calculate_scales they are taken from the first tokens that are written.
     Raises ValueError when the format cannot pack the head_dim or lacks rows for its open blocks.
     """
     if min(num_blocks, num_kv_heads, block_size) <= 0:
@@ -145,6 +167,7 @@ def allocate_kv_cache(
             zeros(*params) if all(params[0]) else None,
             scale,
             zeros((num_open_rows, *pool[1:]), open_dtype) if kv_format.keeps_open_blocks else None,
+            calculate_scales and kv_format.scaled,
         )
 
     return LayerKVCache(kv_format, head_dim, part(kv_format.key, k_scale), part(kv_format.value, v_scale))

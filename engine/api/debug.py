@@ -20,7 +20,7 @@ BLOCK_STATES = ("free", "cached", "used", "shared")  # by the code in `/debug/bl
 
 
 async def debug_engine(request: Request) -> Response:
-    """GET /debug/engine: flags in force, model dimensions, memory plan, statistics."""
+    """GET /debug/engine: flags in force, model dimensions, memory plan, fp8 scales, statistics."""
     serving = serving_of(request)
     llm = serving.llm
     stats = await serving.engine.call(lambda engine: engine.stats())
@@ -35,6 +35,7 @@ async def debug_engine(request: Request) -> Response:
             "flags": llm.config.flag_values(),
             "dims": dataclasses.asdict(llm.dims),
             "memory_plan": llm.plan.to_dict(),
+            "kv_scales": [dataclasses.asdict(scales) for scales in llm.runner.kv_scales()],
             "device_memory_used_bytes": serving.metrics.memory_used(),
             "stats": dataclasses.asdict(stats),
         }

@@ -109,8 +109,16 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     for key in ("attention_bias", "mlp_bias", "use_bidirectional_attention"):
         if config.get(key):
             raise ModelLoadError(f"config.json: {key} is true; this engine does not support it")
-    if config.get("quantization_config"):
+    if _quantizes_weights(config.get("quantization_config")):
         raise ModelLoadError("config.json: quantization_config is set; this engine loads unquantized weights only")
+
+
+def _quantizes_weights(quantization: Any) -> bool:
+    """False for what llm-compressor writes when it only adds scales for an fp8 KV cache."""
+    if not isinstance(quantization, Mapping):
+        return bool(quantization)
+    only_cache = quantization.get("quant_method") == "compressed-tensors" and quantization.get("kv_cache_scheme")
+    return bool(quantization) and not (only_cache and not quantization.get("config_groups"))
 
 
 def _attention(family: Family, dims: ModelDims, config: Mapping[str, Any], window: int | None) -> AttentionOptions:

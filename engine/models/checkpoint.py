@@ -8,6 +8,7 @@ sentence. Tensors are copied out, so no file stays mapped once the checkpoint is
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -67,6 +68,19 @@ class Checkpoint(ABC):
         out = self._empty(shape)
         self.copy_rows(name, out)
         return out
+
+    def take_number(self, name: str) -> float:
+        """The one value of a tensor that is there, whatever its shape, in full precision; not one of the weights."""
+        shape = self.shape_of(name)
+        self._taken.add(name)
+        if math.prod(shape) != 1:
+            raise ModelLoadError(
+                f"tensor {name} in {str(self.source)!r} has shape {list(shape)}, but this engine takes one number a "
+                "layer there"
+            )
+        out = torch.empty(shape, dtype=torch.float32)
+        self.copy_rows(name, out)
+        return out.item()
 
     def take_stacked(self, sizes: Mapping[str, int]) -> Tensor:
         """The named vectors one behind the other, [sum of sizes]."""

@@ -19,6 +19,7 @@ from torch.nn import functional
 from engine.config import ModelDims
 from engine.models.architectures import DecoderSpec, LayerSpec, decoder_spec
 from engine.models.checkpoint import Checkpoint
+from engine.models.kv_scales import read_kv_scales
 from engine.models.norm import RMSNorm
 from engine.models.rope import RotaryTable, rotary_frequencies
 from kernels.attention import AttentionMetadata, paged_attention, reshape_and_cache
@@ -64,6 +65,7 @@ class DenseDecoder:
         self.final_norm = RMSNorm(norm_weight, spec.norm_eps, spec.family.norm_offset)
         self.lm_head = self.embedding if spec.tied_embedding else checkpoint.take("lm_head.weight", vocab, hidden)
         self.ropes = [self._rotary_table(parameters, checkpoint, max_model_len) for parameters in spec.ropes]
+        self.kv_scales = read_kv_scales(checkpoint, dims.num_layers)
         self.weights_bytes = checkpoint.bytes_taken + sum(table.nbytes for table in self.ropes)
         # Rounded to the model's dtype, as Gemma was trained: sqrt(640) is 25.25 in bfloat16.
         scale = torch.tensor(hidden**0.5, dtype=self.dtype).item()

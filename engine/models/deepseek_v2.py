@@ -26,6 +26,7 @@ from engine.models.architectures import refuse_unsupported
 from engine.models.checkpoint import Checkpoint
 from engine.models.config_values import non_negative_int, positive_float, positive_int
 from engine.models.experts import DenseMLP, Mixture, Router, load_experts
+from engine.models.kv_scales import read_kv_scales
 from engine.models.norm import RMSNorm
 from engine.models.rope import RotaryTable, rope_parameters, rotary_frequencies, yarn_mscale
 from kernels.attention import AttentionMetadata
@@ -110,6 +111,7 @@ class DeepseekV2:
             parameters, self.shape.rope, positive_int(hf_config, "max_position_embeddings"), max_model_len
         )
         self.rope = RotaryTable(frequencies, max_model_len, self.dtype, self.device, factor)
+        self.kv_scales = read_kv_scales(checkpoint, dims.num_layers)  # latents are never kept in fp8
         self.weights_bytes = checkpoint.bytes_taken + self.rope.nbytes
 
     def forward(

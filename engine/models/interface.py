@@ -15,11 +15,13 @@ class CausalLM(Protocol):
     """A decoder that runs over a flat batch of tokens on the paged KV cache; its weights never train.
 
     weights_bytes: of all tensors it holds, rotary tables included; a tied embedding counts once.
+    kv_scales: layer -> scales of K and V for an fp8 cache, where the checkpoint has them.
     """
 
     dtype: torch.dtype
     device: torch.device
     weights_bytes: int
+    kv_scales: dict[int, tuple[float, float]]
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Any], metadata: AttentionMetadata

@@ -18,6 +18,7 @@ from engine.models.decoder import DenseDecoder
 from engine.models.deepseek_v2 import DeepseekV2
 from engine.models.gguf_weights import GGUFCheckpoint
 from engine.models.interface import CausalLM
+from engine.models.kv_scales import OTHER_SCALES
 
 __all__ = ["MODELS", "ModelLoadError", "load_model"]
 
@@ -58,7 +59,7 @@ def load_model(
 def _refuse_unused(checkpoint: Checkpoint, dims: ModelDims) -> None:
     """A weight that is left over means another model than the one we computed, however alike."""
     for name in checkpoint.unused():
-        if not IGNORED.search(name):
+        if not IGNORED.search(name) and not OTHER_SCALES.search(name):
             raise ModelLoadError(
                 f"tensor {name} in {str(checkpoint.source)!r} is none that this engine's {dims.architecture} has; "
                 "leaving it out would give other answers than the model's"

@@ -76,6 +76,26 @@ def test_a_quantized_cache_shows_in_metrics_and_facts(
     assert parts["kvoncall:memory_plan_bytes{part=open_blocks}"] == plan["open_blocks_bytes"]
 
 
+def test_formats_by_layer_show_in_metrics_and_facts(
+    start_server: Any, model_dir: Path, metric_values: Callable[[str], dict[str, float]]
+) -> None:
+    flags = ("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "1", "--calculate-kv-scales")
+    server = start_server("--model", str(model_dir), "--num-gpu-blocks-override", "40", *flags).wait_ready()
+    facts = httpx.get(server.base_url + "/debug/engine").json()
+    plan = facts["memory_plan"]
+    assert (plan["kv_cache_dtype"], plan["kv_layer_dtypes"]) == ("mixed", ["fp8_e4m3", "float32"])
+    assert plan["kv_bytes_per_token"] == 2 * 2 * 8 * (1 + 4)  # 2 KV heads of 8 channels, K and V
+    assert facts["flags"]["--kv-cache-dtype-skip-layers"] == "1"
+    assert facts["kv_scales"] == [{"layer": 0, "k_scale": 1.0, "v_scale": 1.0, "source": "pending"}]
+    assert """kv_cache_dtype_skip_layers="['1']\"""" in httpx.get(server.base_url + "/metrics").text
+    assert metric_values(server.base_url)["kvoncall:kv_bytes_per_token"] == plan["kv_bytes_per_token"]
+    body = {"prompt": "x" * 40, "max_tokens": 4}
+    assert httpx.post(server.base_url + "/v1/completions", json=body, timeout=60).status_code == 200
+    (scales,) = httpx.get(server.base_url + "/debug/engine").json()["kv_scales"]
+    assert scales["source"] == "first batch"
+    assert 0 < scales["k_scale"] < 1
+
+
 def test_corrupt_weights_exit_2(start_server: Any, model_dir: Path, tmp_path: Path) -> None:
     corrupt = tmp_path / "corrupt"
     shutil.copytree(model_dir, corrupt)

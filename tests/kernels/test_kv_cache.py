@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.attention import reshape_and_cache
 from kernels.formats import KV_FORMATS
 from kernels.kv_cache import allocate_kv_cache, copy_blocks, read_blocks
 
@@ -83,3 +84,60 @@ def test_open_blocks_have_the_dtype_and_rows_asked_for() -> None:
         assert part.open_blocks.shape == (5, 3, 16, 8)
         assert part.open_blocks.dtype == torch.float16
     assert allocate_kv_cache(KV_FORMATS["float32"], 2, 3, 16, 8).key.open_blocks is None
+
+
+@pytest.mark.parametrize(("name", "largest"), [("fp8_e4m3", 448.0), ("fp8_e5m2", 57344.0)])
+def test_fp8_saturates_with_scale_1_and_does_not_with_a_calculated_one(
+    name: str, largest: float, make_case: Callable[..., Any]
+) -> None:
+    case = make_case([6, 9], [6, 9], 0, kv_format=name, num_kv_heads=2, head_dim=8)
+    key = torch.randn(15, 2, 8) * 3 * largest
+    value = key.flip(0) / 100
+    slots = case.metadata.slot_mapping
+    errors = {}
+    for calculated in (False, True):
+        cache = allocate_kv_cache(KV_FORMATS[name], case.cache.num_blocks, 2, 16, 8, calculate_scales=calculated)
+        cache = replace(cache)  # what is copied still takes its scales
+        assert cache.awaits_scales == calculated
+        reshape_and_cache(key, value, cache, case.metadata)
+        assert not cache.awaits_scales
+        stored = read_blocks(cache.key, torch.arange(cache.num_blocks), torch.float32).transpose(1, 2).flatten(0, 1)
+        errors[calculated] = ((stored[slots] - key).abs() / key.abs().clamp(min=largest / 50)).max().item()
+        if not calculated:
+            assert (cache.key.scale, cache.value.scale) == (1.0, 1.0)
+            assert torch.equal(stored[slots][key.abs() > largest].abs().unique(), torch.tensor([largest]))
+    assert errors[False] > 0.5
+    assert errors[True] < (0.07 if name == "fp8_e4m3" else 0.13)  # half a step of 3 or 2 bits of mantissa
+    assert cache.key.scale == pytest.approx(key.abs().max().item() / largest)
+    assert cache.value.scale == pytest.approx(value.abs().max().item() / largest)
+
+
+def test_scales_are_of_the_first_tokens_that_are_stored_and_stay(make_case: Callable[..., Any]) -> None:
+    case = make_case([4], [4], 0, kv_format="fp8_e4m3", num_kv_heads=2, head_dim=8, padding_rows=2)
+    cache = allocate_kv_cache(KV_FORMATS["fp8_e4m3"], case.cache.num_blocks, 2, 16, 8, calculate_scales=True)
+    vectors = torch.ones(6, 2, 8)
+    vectors[4:] = 1e6  # of padding, which is not stored
+    skipped = replace(case.metadata, slot_mapping=torch.full((6,), -1))
+    reshape_and_cache(vectors, vectors, cache, skipped)
+    assert cache.awaits_scales
+    reshape_and_cache(vectors, 2 * vectors, cache, case.metadata)
+    assert (cache.key.scale, cache.value.scale) == pytest.approx((1 / 448, 2 / 448))
+    before = read_blocks(cache.key, torch.arange(cache.num_blocks), torch.float32)
+    reshape_and_cache(100 * vectors, vectors, cache, skipped)
+    assert (cache.key.scale, cache.value.scale) == pytest.approx((1 / 448, 2 / 448))
+    assert torch.equal(read_blocks(cache.key, torch.arange(cache.num_blocks), torch.float32), before)
+
+
+@pytest.mark.parametrize("awkward", [0.0, float("inf"), float("nan")])
+def test_nothing_is_learnt_from_zeros_or_what_is_not_finite(awkward: float, make_case: Callable[..., Any]) -> None:
+    case = make_case([4], [4], 0, kv_format="fp8_e4m3", num_kv_heads=2, head_dim=8)
+    cache = allocate_kv_cache(KV_FORMATS["fp8_e4m3"], case.cache.num_blocks, 2, 16, 8, calculate_scales=True)
+    vectors = torch.full((4, 2, 8), awkward)
+    reshape_and_cache(vectors, vectors, cache, case.metadata)
+    assert (cache.key.scale, cache.awaits_scales) == (1.0, False)
+
+
+def test_only_fp8_takes_scales() -> None:
+    for name, kv_format in KV_FORMATS.items():
+        cache = allocate_kv_cache(kv_format, 2, 1, 16, 8, num_open_rows=1, calculate_scales=True)
+        assert cache.awaits_scales == (name in ("fp8_e4m3", "fp8_e5m2"))
