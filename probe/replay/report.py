@@ -1,18 +1,21 @@
 """The report of a replay: one JSON object, and its summary for people.
 
 Keys: scenario, title, replay_id, target, reproduced, verified, alerts, runbook, changes, refused, checks, before,
-after, engine_exit, article_case, windows, time_scale, load, duration_s; "error" when it could not be carried out.
+after, engine_exit, article_case, windows, time_scale, load, duration_s; "error" when it could not be carried out. An
+exercise may add keys of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probe.replay.observation import Check, Observation
-from probe.replay.scenario import Scenario
 from probe.store import Alert, Store
+
+if TYPE_CHECKING:
+    from probe.replay.scenario import Scenario
 
 
 def blank(scenario: Scenario, target: str, replay_id: str, remedy: bool) -> dict[str, Any]:
@@ -86,7 +89,10 @@ def phase(observation: Observation, facts: Mapping[str, Any]) -> dict[str, Any]:
         "e2e_s": load.get("e2e_s"),
         "load_duration_s": load.get("duration_s"),
         **observation.metrics,
+        **_quality(observation.quality),
         "engine_exit": None if observation.engine_exit is None else observation.engine_exit.get("message"),
+        "kv_cache_dtype": plan.get("kv_cache_dtype"),
+        "kv_bytes_per_token": plan.get("kv_bytes_per_token"),
         "kv_cache_bytes": plan.get("kv_cache_bytes"),
         "kv_cache_size_tokens": plan.get("kv_cache_size_tokens"),
         "activation_peak_bytes": plan.get("activation_peak_bytes"),
@@ -96,6 +102,25 @@ def phase(observation: Observation, facts: Mapping[str, Any]) -> dict[str, Any]:
         "max_num_batched_tokens": flags.get("--max-num-batched-tokens"),
         "gpu_memory_utilization": flags.get("--gpu-memory-utilization"),
         "kv_cache_memory_bytes": flags.get("--kv-cache-memory-bytes"),
+    }
+
+
+def _quality(quality: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The figures of a quality run that stand in one row; drops are shares, against full precision."""
+    if quality is None:
+        return {}
+    overall, against, likelihood = (quality.get(key) or {} for key in ("overall", "against", "likelihood"))
+    return {
+        "items": overall.get("items"),
+        "accuracy": overall.get("accuracy"),
+        "accuracy_low": overall.get("low"),
+        "accuracy_high": overall.get("high"),
+        "invalid": overall.get("invalid"),
+        "quality_drop": against.get("drop"),
+        "quality_drop_low": against.get("low"),
+        "quality_drop_high": against.get("high"),
+        "mean_kl": likelihood.get("mean_kl"),
+        "top1_agreement": likelihood.get("top1_agreement"),
     }
 
 

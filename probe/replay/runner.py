@@ -7,7 +7,6 @@ own evaluation of the rule; nothing is assumed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +16,12 @@ from typing import Any
 from engine.config import ConfigError, apply_changes
 from engine.supervisor import EngineStartError
 from probe.load.endpoint import EndpointError
-from probe.load.generator import LoadOptions, run_load
-from probe.load.report import LoadReport
 from probe.monitor import Monitor
+from probe.quality.suite import QualityError
 from probe.replay import report
 from probe.replay.drill import DrillEngine
-from probe.replay.evidence import traffic, window_metrics
-from probe.replay.observation import Check, LoadPlan, Observation
+from probe.replay.exercise import Bench, Exercise
+from probe.replay.observation import Check, Observation
 from probe.replay.scenario import ReplayError, Scenario
 from probe.store import Alert, Replay, Store, default_data_dir
 from runbooks.changes import Recommendation
@@ -33,7 +31,6 @@ from runbooks.recommend import from_facts, recommend
 SCRAPED_WITHIN_S = 15.0
 APPLY_POLL_S = 0.25
 ALERT_POLL_S = 0.1
-EXIT_SETTLES_S = 3.0  # from the load's first lost connection to the supervisor's verdict
 
 
 def close_interrupted(store: Store) -> list[Replay]:
@@ -82,13 +79,13 @@ class ReplayRunner:
         self._target = f"drill-{self.replay_id[:8]}"
         store.replays.set_target(self.replay_id, self._target)
         self._step = "hypothesis"
-        self._facts: dict[str, Any] = {}
+        self._log_dir = log_dir or default_data_dir() / "logs"
         self._result: dict[str, Any] = report.blank(scenario, self._target, self.replay_id, remedy)
         self._drill = drill(
             store,
             self._target,
             scenario.flags(),
-            log_dir=log_dir or default_data_dir() / "logs",
+            log_dir=self._log_dir,
             time_scale=scenario.time_scale,
             scrape_interval_s=scenario.scrape_interval_s,
         )
@@ -101,7 +98,7 @@ class ReplayRunner:
             with self._watched():
                 self._run_steps()
             status = "done"
-        except (EngineStartError, EndpointError, ConfigError) as error:
+        except (EngineStartError, EndpointError, QualityError, ConfigError) as error:
             self._result["error"] = f"{self._step}: {error}"
             self._note(f"could not be carried out: {error}")
             raise ReplayError(f"replay {self._scenario.id} stopped at step {self._step}: {error}") from error
@@ -134,58 +131,60 @@ class ReplayRunner:
     def _run_steps(self) -> None:
         scenario = self._scenario
         self._enter("hypothesis", scenario.hypothesis, {"article_case": dict(scenario.article_case)})
-        before, plan = self._inject()
-        self._observe(before)
-        advice = self._recommend(before, plan)
-        flags = self._apply(advice)
-        self._verify(plan, flags)
+        bench, exercise, before = self._inject()
+        self._observe(bench, before)
+        advice = self._recommend(bench, exercise)
+        flags = self._apply(bench, advice)
+        self._verify(bench, exercise, flags)
         self._enter(
             "done", "verified" if self._result["verified"] else "not verified", {"checks": self._result["checks"]}
         )
 
     # Steps
 
-    def _inject(self) -> tuple[Observation, LoadPlan]:
+    def _inject(self) -> tuple[Bench, Exercise, Observation]:
         self._enter("inject", "starting a drill engine", {"flags": self._drill.flags})
         endpoint = self._drill.start()
-        self._facts = self._drill.facts()
+        bench = Bench(
+            self._store, self._drill, endpoint, self._scenario.scrape_interval_s, self._log_dir, self._note,
+            self._drill.facts(),
+        )  # fmt: skip
         self._await_first_scrape()
-        self._note("drill engine runs and is scraped", {"memory_plan": self._facts.get("memory_plan")})
-        plan = self._scenario.load(endpoint)
-        self._result["load"] = plan.description
-        return self._run_load(plan, "the incident's load"), plan
+        self._note("drill engine runs and is scraped", {"memory_plan": bench.facts.get("memory_plan")})
+        exercise = self._scenario.exercise(bench)
+        self._result["load"] = exercise.description
+        try:
+            return bench, exercise, exercise.incident()
+        finally:
+            self._result.update(exercise.result())
 
-    def _observe(self, before: Observation) -> None:
+    def _observe(self, bench: Bench, before: Observation) -> None:
         self._enter("observe", f"waiting for alert {self._scenario.rule}")
         alert = self._await_alert(lambda a: a.firing_at is not None, since=before.started_at)
         before = report.with_alert(before, alert)
         checks = self._scenario.reproduced(before)
         self._before = before
-        self._result["before"] = report.phase(before, self._facts)
+        self._result["before"] = report.phase(before, bench.facts)
         self._result["windows"]["before"] = [before.started_at, before.ended_at]
         self._result["engine_exit"] = before.engine_exit
         self._result["reproduced"] = all(c.ok for c in checks)
         self._keep_checks("reproduced", checks)
         self._note(report.sentence(checks, "reproduced"), {"observation": before.to_dict()})
 
-    def _recommend(self, before: Observation, plan: LoadPlan) -> Recommendation:
+    def _recommend(self, bench: Bench, exercise: Exercise) -> Recommendation:
         runbook = get_runbook(self._scenario.runbook)
         self._enter("recommend", f"runbook {runbook.id}: {runbook.title}")
-        facts: dict[str, Any] = {
-            **self._facts,
-            "oom_allocation_bytes": (before.engine_exit or {}).get("allocation_bytes"),
-        }
-        if before.load is not None:
-            facts["traffic"] = traffic(dict(before.metrics), before.load, plan.longest_request_tokens)
-        advice = recommend(runbook.id, from_facts(facts))
+        known = exercise.facts()
+        self._result.update(exercise.result())
+        advice = recommend(runbook.id, from_facts({**bench.facts, **known}))
         self._result["runbook"] = runbook.id
         self._result["recommendation"] = advice.summary
         self._result["refused"] = [r.to_dict() for r in advice.refused]
         self._result["changes"] = [c.to_dict() for c in advice.changes]
-        self._note(advice.summary, {**advice.to_dict(), "traffic": facts.get("traffic")})
+        self._note(advice.summary, {**advice.to_dict(), "known": known})
         return advice
 
-    def _apply(self, advice: Recommendation) -> list[str]:
+    def _apply(self, bench: Bench, advice: Recommendation) -> list[str]:
         """The flags of the second run: changed, or the same when the remedy is left out."""
         flags = list(self._drill.flags)
         if self._interactive and self._remedy and advice.changes and not self._await_apply():
@@ -197,10 +196,9 @@ class ReplayRunner:
         if self._remedy:
             flags = apply_changes(flags, advice.flag_values())
         self._note("restart", {"flags": flags})
-        self._drill.restart(flags)
-        self._facts = self._drill.facts()
+        bench.restart(flags)
         self._result["applied"] = self._remedy and bool(advice.changes)
-        self._note("drill engine runs", {"memory_plan": self._facts.get("memory_plan"), "flags": flags})
+        self._note("drill engine runs", {"memory_plan": bench.facts.get("memory_plan"), "flags": flags})
         return flags
 
     def _await_apply(self) -> bool:
@@ -216,57 +214,26 @@ class ReplayRunner:
         self._store.replays.set_status(self.replay_id, "running")
         return True
 
-    def _verify(self, plan: LoadPlan, flags: list[str]) -> None:
-        self._enter("verify", "the same load again", {"flags": flags})
+    def _verify(self, bench: Bench, exercise: Exercise, flags: list[str]) -> None:
+        self._enter("verify", "the same again", {"flags": flags})
         if self._interactive and self._remedy and self._result.get("applied") is False and self._result["changes"]:
             self._note("not verified: the change was never applied")
             return
-        after = self._run_load(plan, "the same load")
+        after = exercise.again()
+        self._result.update(exercise.result())
         checks = self._scenario.verified(after)
         # What the load already disproved does not get better by waiting for the alert.
         if all(c.ok for c in checks if "alert" not in c.name):
             self._await_alert(lambda a: a.state == "resolved", since=self._before.started_at)
         after = self._with_outcome(after)
         checks = self._scenario.verified(after)
-        self._result["after"] = report.phase(after, self._facts)
+        self._result["after"] = report.phase(after, bench.facts)
         self._result["windows"]["after"] = [after.started_at, after.ended_at]
         self._keep_checks("verified", checks)
         self._result["verified"] = self._remedy and self._result["reproduced"] and all(c.ok for c in checks)
         self._note(report.sentence(checks, "verified"), {"observation": after.to_dict()})
 
     # What steps are made of
-
-    def _run_load(self, plan: LoadPlan, what: str) -> Observation:
-        """Smoke requests, then the load; measures the window in the store's samples."""
-        started_at = time.time()
-        smoke = None
-        if plan.smoke:
-            self._note(f"smoke: {len(plan.smoke)} short request")
-            smoke = self._send(plan.smoke, LoadOptions(concurrency=1, model=plan.options.model))
-            self._note(f"smoke: {smoke.completed} of {smoke.total} completed")
-        self._note(f"{what}: {plan.description}")
-        load = self._send(plan.requests, plan.options)
-        exit_ = self._engine_exit(started_at, wait=load.server_died or load.failed > 0)
-        # One more scrape, so that the counters of the last finished requests are in the window.
-        time.sleep(2 * self._scenario.scrape_interval_s)
-        ended_at = time.time()
-        metrics = window_metrics(self._store, self._target, started_at, ended_at)
-        observation = Observation(started_at, ended_at, smoke, load, exit_, metrics)
-        self._note(
-            report.load_sentence(observation), {"load": load.to_dict(), "metrics": metrics, "engine_exit": exit_}
-        )
-        return observation
-
-    def _send(self, requests: Any, options: LoadOptions) -> LoadReport:
-        return asyncio.run(run_load(self._drill.base_url, requests, options))
-
-    def _engine_exit(self, since: float, *, wait: bool) -> dict[str, Any] | None:
-        deadline = time.monotonic() + (EXIT_SETTLES_S if wait else 0.0)
-        while True:
-            exits = self._drill.exits_since(since)
-            if exits or time.monotonic() >= deadline:
-                return exits[-1] if exits else None
-            time.sleep(ALERT_POLL_S)
 
     def _await_first_scrape(self) -> None:
         deadline = time.monotonic() + SCRAPED_WITHIN_S

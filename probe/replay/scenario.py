@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from probe.load.endpoint import Endpoint
-from probe.replay.observation import Check, LoadPlan, Observation
+from probe.replay.exercise import Bench, Exercise
+from probe.replay.observation import Check, Observation
 from probe.replay.scenarios.eviction_storm import EvictionStorm
+from probe.replay.scenarios.int4_degradation import MODELS, Int4Degradation
 from probe.replay.scenarios.oom import OutOfMemory
 
 
@@ -46,8 +47,8 @@ class Scenario(Protocol):
     def flags(self) -> list[str]:
         """Command line of the drill engine, as the operator of the incident had it."""
 
-    def load(self, endpoint: Endpoint) -> LoadPlan:
-        """The load, fitted to the engine that started."""
+    def exercise(self, bench: Bench) -> Exercise:
+        """What is done to the engine that started."""
 
     def reproduced(self, before: Observation) -> list[Check]:
         """Whether the incident happened, from what was measured."""
@@ -56,7 +57,13 @@ class Scenario(Protocol):
         """Whether the remedy holds, from what was measured under the same load."""
 
 
-SCENARIOS: dict[str, Scenario] = {scenario.id: scenario for scenario in (EvictionStorm(), OutOfMemory())}
+SCENARIOS: dict[str, Scenario] = {
+    scenario.id: scenario for scenario in (EvictionStorm(), Int4Degradation(), OutOfMemory())
+}
+# Forms of one incident; the scenario itself is the first.
+VARIANTS: dict[str, dict[str, Scenario]] = {
+    Int4Degradation.id: {variant: Int4Degradation(variant) for variant in MODELS}
+}
 
 
 def list_scenarios() -> list[Scenario]:
@@ -64,8 +71,14 @@ def list_scenarios() -> list[Scenario]:
     return [SCENARIOS[scenario_id] for scenario_id in sorted(SCENARIOS)]
 
 
-def get_scenario(scenario_id: str) -> Scenario:
-    """One scenario; raises `ReplayError` naming those there are."""
+def get_scenario(scenario_id: str, variant: str | None = None) -> Scenario:
+    """One scenario, in one of its variants; raises `ReplayError` naming those there are."""
     if scenario_id not in SCENARIOS:
         raise ReplayError(f"no replay named {scenario_id!r}; there are: {', '.join(sorted(SCENARIOS))}")
-    return SCENARIOS[scenario_id]
+    if variant is None:
+        return SCENARIOS[scenario_id]
+    variants = VARIANTS.get(scenario_id, {})
+    if variant not in variants:
+        known = f"there are: {', '.join(variants)}" if variants else "it has none"
+        raise ReplayError(f"replay {scenario_id} has no variant {variant!r}; {known}")
+    return variants[variant]

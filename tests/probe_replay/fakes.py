@@ -16,6 +16,7 @@ from engine.memory import plan_kv_cache
 from probe.load.endpoint import Endpoint, describe
 from probe.load.generator import LoadOptions
 from probe.load.traces import synthetic
+from probe.replay.exercise import Bench, LoadExercise
 from probe.replay.observation import Check, LoadPlan, Observation, alert_fired, alert_resolved, all_completed
 from probe.store import AlertUpdate, Reading, Sample, Store
 
@@ -180,6 +181,9 @@ class FakeScenario:
 
     def flags(self) -> list[str]:
         return list(self.args)
+
+    def exercise(self, bench: Bench) -> LoadExercise:
+        return LoadExercise(bench, self.load)
 
     def load(self, endpoint: Endpoint) -> LoadPlan:
         plan = synthetic(6, prompt_tokens=400, max_tokens=4, vocab_size=endpoint.vocab_size, name="q")

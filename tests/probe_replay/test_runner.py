@@ -232,7 +232,17 @@ def test_a_crash_in_the_middle_loses_nothing(
 
 
 def test_the_registry() -> None:
-    assert [s.id for s in list_scenarios()] == ["eviction-storm", "oom"]
+    assert [s.id for s in list_scenarios()] == ["eviction-storm", "int4-degradation", "oom"]
     assert get_scenario("oom") is SCENARIOS["oom"]
-    with pytest.raises(ReplayError, match="there are: eviction-storm, oom"):
+    with pytest.raises(ReplayError, match="there are: eviction-storm, int4-degradation, oom"):
         get_scenario("nope")
+
+
+def test_variants_are_forms_of_one_incident() -> None:
+    assert get_scenario("int4-degradation", "outliers") == get_scenario("int4-degradation")
+    assert "testbed-outliers" in get_scenario("int4-degradation").flags()
+    assert "--model" not in get_scenario("int4-degradation", "plain").flags()
+    with pytest.raises(ReplayError, match="no variant 'bent'; there are: outliers, plain"):
+        get_scenario("int4-degradation", "bent")
+    with pytest.raises(ReplayError, match="oom has no variant 'bent'; it has none"):
+        get_scenario("oom", "bent")

@@ -14,6 +14,7 @@ from engine.config import MIB
 from probe.load.endpoint import Endpoint
 from probe.load.generator import LoadOptions
 from probe.load.traces import cut, fit, load_trace, requests_from
+from probe.replay.exercise import Bench, LoadExercise
 from probe.replay.observation import Check, LoadPlan, Observation, alert_fired, alert_resolved, all_completed
 
 TRACE = "azure_llm_conv_2023"
@@ -68,6 +69,10 @@ class EvictionStorm:
             "--max-num-batched-tokens", str(self.max_num_batched_tokens),
             "--max-model-len", str(self.max_model_len),
         ]  # fmt: skip
+
+    def exercise(self, bench: Bench) -> LoadExercise:
+        """The load below, sent twice."""
+        return LoadExercise(bench, self.load)
 
     def load(self, endpoint: Endpoint) -> LoadPlan:
         """A slice of the Azure conversation trace, fitted to the context, at its own (hastened) times."""

@@ -18,6 +18,7 @@ from engine.memory import NULL_BLOCKS, kv_bytes_per_block, kv_bytes_per_token
 from probe.load.endpoint import Endpoint
 from probe.load.generator import LoadOptions
 from probe.load.traces import synthetic
+from probe.replay.exercise import Bench, LoadExercise
 from probe.replay.observation import Check, LoadPlan, Observation, alert_fired, alert_resolved, all_completed
 
 SUMMARY_TOKENS = 24
@@ -93,6 +94,10 @@ class OutOfMemory:
             "--max-num-seqs", str(count),
             "--max-num-batched-tokens", str(self.max_num_batched_tokens),
         ]  # fmt: skip
+
+    def exercise(self, bench: Bench) -> LoadExercise:
+        """The load below, sent twice."""
+        return LoadExercise(bench, self.load)
 
     def load(self, endpoint: Endpoint) -> LoadPlan:
         """N documents of nearly the whole context at once, each to be summarized in a few tokens."""
