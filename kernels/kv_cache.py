@@ -183,19 +183,30 @@ def read_blocks(part: PagedVectors, blocks: Tensor, dtype: torch.dtype) -> Tenso
 def copy_blocks(caches: Iterable[LayerKVCache], src: Sequence[int], dst: Sequence[int]) -> None:
     """Copy block src[i] to block dst[i] in every layer (copy on write), parameters included; reads precede writes.
 
-    Open blocks belong to sequences, not to block ids, and are not copied.
+    Open blocks belong to sequences, not to block ids: a fork also takes `copy_open_rows`.
     """
+    for cache in caches:
+        _copy("Block ids", cache.tensors(), src, dst)
+
+
+def copy_open_rows(caches: Iterable[LayerKVCache], src: Sequence[int], dst: Sequence[int]) -> None:
+    """Copy what row src[i] holds of its sequence's open block to row dst[i], in the layers that keep open blocks."""
+    for cache in caches:
+        rows = [part.open_blocks for part in (cache.key, cache.value) if part.open_blocks is not None]
+        _copy("Open rows", rows, src, dst)
+
+
+def _copy(what: str, tensors: Sequence[Tensor], src: Sequence[int], dst: Sequence[int]) -> None:
+    """tensor[dst[i]] = tensor[src[i]]; ValueError when the indices are not of the tensors or dst repeats one."""
     if len(src) != len(dst):
         raise ValueError(f"src and dst must have the same length, got {len(src)} and {len(dst)}.")
     if len(set(dst)) != len(dst):
-        raise ValueError("dst names a block twice.")
+        raise ValueError("dst names an index twice.")
     if not src:
         return
-    for cache in caches:
-        if min(*src, *dst) < 0 or max(*src, *dst) >= cache.num_blocks:
-            raise ValueError(f"Block ids must lie between 0 and {cache.num_blocks - 1}.")
-        source = torch.tensor(src, device=cache.device)
-        target = torch.tensor(dst, device=cache.device)
-        for tensor in cache.tensors():
-            raw = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor  # torch copies no fp8 rows
-            raw.index_copy_(0, target, raw.index_select(0, source))
+    for tensor in tensors:
+        if min(*src, *dst) < 0 or max(*src, *dst) >= len(tensor):
+            raise ValueError(f"{what} must lie between 0 and {len(tensor) - 1}.")
+        source, target = torch.tensor(src, device=tensor.device), torch.tensor(dst, device=tensor.device)
+        raw = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor  # torch copies no fp8 rows
+        raw.index_copy_(0, target, raw.index_select(0, source))

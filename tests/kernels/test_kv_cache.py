@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.attention import reshape_and_cache
+from kernels.attention import AttentionMetadata, AttentionOptions, paged_attention, reshape_and_cache
 from kernels.formats import KV_FORMATS
-from kernels.kv_cache import allocate_kv_cache, copy_blocks, read_blocks
+from kernels.kv_cache import LayerKVCache, allocate_kv_cache, copy_blocks, copy_open_rows, read_blocks
 
 
 @pytest.mark.parametrize("name", sorted(KV_FORMATS))
@@ -141,3 +142,75 @@ def test_only_fp8_takes_scales() -> None:
     for name, kv_format in KV_FORMATS.items():
         cache = allocate_kv_cache(kv_format, 2, 1, 16, 8, num_open_rows=1, calculate_scales=True)
         assert cache.awaits_scales == (name in ("fp8_e4m3", "fp8_e5m2"))
+
+
+HEADS, DIM, BLOCK = 2, 8, 4
+PROMPT, STEPS = 10, 7  # a fork in the middle of the third block; the fifth is open at the end
+
+
+def _step(caches: list[LayerKVCache], blocks: list[int], row: int, context: int, tokens: torch.Tensor) -> torch.Tensor:
+    """Writes tokens [layers, 3, n, heads, dim] (q, k, v) of a sequence at positions from `context` on, and attends."""
+    num_tokens = tokens.shape[2]
+    positions = torch.arange(context, context + num_tokens)
+    metadata = AttentionMetadata(
+        query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32),
+        seq_lens=torch.tensor([context + num_tokens], dtype=torch.int32),
+        block_table=torch.tensor([blocks], dtype=torch.int32),
+        slot_mapping=torch.tensor(blocks)[positions // BLOCK] * BLOCK + positions % BLOCK,
+        max_query_len=num_tokens,
+        max_seq_len=context + num_tokens,
+        num_decodes=int(num_tokens == 1),
+        open_rows=torch.tensor([row], dtype=torch.int32),
+    )
+    outputs = []
+    for cache, (query, key, value) in zip(caches, tokens, strict=True):
+        reshape_and_cache(key, value, cache, metadata)
+        outputs.append(paged_attention(query, cache, metadata, AttentionOptions(scale=0.5)))
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("formats", [*([name] for name in KV_FORMATS), ["int4_kivi", "int8_per_token_head", "float32"]])
+def test_a_fork_continues_as_its_original_would_and_leaves_it_alone(formats: list[str]) -> None:
+    """The full blocks are shared; the partly filled one, and the open row where there is one, are copied."""
+    caches = [allocate_kv_cache(KV_FORMATS[name], 12, HEADS, BLOCK, DIM, num_open_rows=3) for name in formats]
+    generator = torch.Generator().manual_seed(0)
+    prompt, one, other = (
+        torch.randn(len(formats), 3, n, HEADS, DIM, generator=generator) for n in (PROMPT, STEPS, STEPS)
+    )
+    original, fork = ([3, 7, 1, 9, 11], 2), ([3, 7, 5, 2, 8], 0)  # block ids and open row
+    _step(caches, *original, 0, prompt)
+
+    def decode(
+        where: list[LayerKVCache], sequence: tuple[list[int], int], tokens: torch.Tensor, i: int
+    ) -> torch.Tensor:
+        return _step(where, *sequence, PROMPT + i, tokens[:, :, i : i + 1])
+
+    alone = {}
+    for name, tokens in (("one", one), ("other", other)):
+        untouched = copy.deepcopy(caches)
+        alone[name] = [decode(untouched, original, tokens, i) for i in range(STEPS)]
+    copy_blocks(caches, [1], [5])
+    copy_open_rows(caches, [2], [0])
+    for i in range(STEPS):
+        assert torch.equal(decode(caches, fork, other, i), alone["other"][i])
+        assert torch.equal(decode(caches, original, one, i), alone["one"][i])
+
+
+@pytest.mark.parametrize("forgotten", ["block", "row"])
+def test_a_fork_without_its_copies_is_another_sequence(forgotten: str) -> None:
+    """What the test above would not see if nothing needed to be copied."""
+    name = "int4_kivi" if forgotten == "row" else "int8_per_token_head"
+    caches = [allocate_kv_cache(KV_FORMATS[name], 12, HEADS, BLOCK, DIM, num_open_rows=3)]
+    prompt, one = (torch.randn(1, 3, n, HEADS, DIM, generator=torch.Generator().manual_seed(n)) for n in (PROMPT, 1))
+    _step(caches, [3, 7, 1], 2, 0, prompt)
+    if forgotten == "row":
+        copy_blocks(caches, [1], [5])
+    fork = copy.deepcopy(caches)
+    assert not torch.equal(_step(fork, [3, 7, 5], 0, PROMPT, one), _step(caches, [3, 7, 1], 2, PROMPT, one))
+
+
+def test_copy_open_rows_refuses_rows_that_are_not_there() -> None:
+    cache = allocate_kv_cache(KV_FORMATS["int4_kivi"], 4, 1, 2, 4, num_open_rows=2)
+    with pytest.raises(ValueError, match="Open rows must lie between 0 and 1"):
+        copy_open_rows([cache], [0], [2])
+    copy_open_rows([allocate_kv_cache(KV_FORMATS["float32"], 4, 1, 2, 4)], [0], [2])  # has none to copy
