@@ -21,9 +21,15 @@ CONTEXT = 256
 TURNS = 4
 ANSWER = SamplingParams(max_tokens=8, temperature=0)
 PER_TOKEN = [name for name, kv_format in KV_FORMATS.items() if not kv_format.keeps_open_blocks]
+MIXES = {  # by the name used here: what all layers have, and the layers that have something else
+    "mixed": ("int4_kivi", "1:int8_per_token_head,2:auto"),
+    "mixed per token": ("int8k_int4v", "0:auto,3:fp8"),
+}
 
 
 def make_engine(lab: Any, kv_cache_dtype: str, **flags: Any) -> LLMEngine:
+    kv_cache_dtype, layers = MIXES.get(kv_cache_dtype, (kv_cache_dtype, ""))
+    flags["kv_cache_dtype_layers"] = layers
     settings = {"block_size": BLOCK, "max_model_len": CONTEXT, "max_num_batched_tokens": CONTEXT, "max_num_seqs": 4}
     engine: LLMEngine = lab.make_engine(EngineConfig().model_dir, kv_cache_dtype=kv_cache_dtype, **(settings | flags))
     return engine
@@ -66,12 +72,12 @@ def read_back(vectors: Tensor, fmt: VectorFormat, num_closed: int) -> Tensor:
     return torch.cat([*stored, vectors[:, :, num_closed:]], dim=2)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", KV_FORMATS)
+@pytest.mark.parametrize("kv_cache_dtype", [*KV_FORMATS, "mixed"])
 def test_logits_are_those_of_transformers_with_keys_and_values_as_stored(
     kv_cache_dtype: str, monkeypatch: pytest.MonkeyPatch, lab: Any
 ) -> None:
-    kv_format = KV_FORMATS[kv_cache_dtype]
     engine = make_engine(lab, kv_cache_dtype, enable_prefix_caching=False)
+    formats = engine.config.layer_kv_formats(engine.dims)
     prompts = prompts_of(engine)[:3]
     got = logits_of(lab, engine, prompts)
     reference = lab.load_reference(EngineConfig().model_dir)
@@ -79,7 +85,7 @@ def test_logits_are_those_of_transformers_with_keys_and_values_as_stored(
     eager = modeling_llama.eager_attention_forward
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        num_tokens = key.shape[2]
+        kv_format, num_tokens = formats[module.layer_idx], key.shape[2]
         num_closed = num_tokens - num_tokens % BLOCK * kv_format.keeps_open_blocks
         key, value = read_back(key, kv_format.key, num_closed), read_back(value, kv_format.value, num_closed)
         return eager(module, query, key, value, *args, **kwargs)
@@ -118,18 +124,22 @@ def test_a_half_precision_model_on_every_kind_of_cache(kv_cache_dtype: str, dtyp
     assert engine.plan.open_blocks_bytes in (0, 4 * 4 * 2 * 2 * BLOCK * 32 * 2)  # 4 rows, 4 layers, 2 heads, K and V
 
 
-@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
+@pytest.mark.parametrize("kv_cache_dtype", [*KV_CACHE_DTYPES, *MIXES])
 def test_the_pool_takes_the_bytes_that_the_plan_reports(kv_cache_dtype: str, lab: Any) -> None:
     engine = make_engine(lab, kv_cache_dtype, max_num_batched_tokens=64)
     plan, caches = engine.plan, engine.runner.kv_caches
     assert plan.kv_cache_bytes == sum(cache.nbytes for cache in caches)
     kept = [part.open_blocks for cache in caches for part in (cache.key, cache.value) if part.open_blocks is not None]
     assert plan.open_blocks_bytes == sum(tensor.nbytes for tensor in kept)
-    assert {cache.kv_format for cache in caches} == {resolve_kv_format(kv_cache_dtype, "float32")}
-    assert plan.kv_cache_dtype == caches[0].kv_format.name
+    assert plan.kv_layer_dtypes == tuple(cache.kv_format.name for cache in caches)
+    if kv_cache_dtype in MIXES:
+        assert plan.kv_cache_dtype == "mixed"
+    else:
+        assert {cache.kv_format for cache in caches} == {resolve_kv_format(kv_cache_dtype, "float32")}
+        assert plan.kv_cache_dtype == caches[0].kv_format.name
 
 
-@pytest.mark.parametrize("kv_cache_dtype", PER_TOKEN)
+@pytest.mark.parametrize("kv_cache_dtype", [*PER_TOKEN, "mixed per token"])
 def test_chunks_prefix_hits_and_preemption_change_nothing(kv_cache_dtype: str, lab: Any) -> None:
     whole = make_engine(lab, kv_cache_dtype, enable_prefix_caching=False, enable_chunked_prefill=False)
     prompts = prompts_of(whole)
@@ -148,18 +158,19 @@ def test_chunks_prefix_hits_and_preemption_change_nothing(kv_cache_dtype: str, l
     assert tight.stats().preemptions_total > 0
 
 
-def test_kivi_is_the_same_for_chunks_of_whole_blocks_and_prefix_hits(lab: Any) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["int4_kivi", "mixed"])
+def test_kivi_is_the_same_for_chunks_of_whole_blocks_and_prefix_hits(kv_cache_dtype: str, lab: Any) -> None:
     """A query sees its own block quantized if its step filled it: only where steps end matters."""
-    whole = make_engine(lab, "int4_kivi", enable_prefix_caching=False)
+    whole = make_engine(lab, kv_cache_dtype, enable_prefix_caching=False)
     prompts = prompts_of(whole)[:3]
     expected = logits_of(lab, whole, prompts)
-    chunked = make_engine(lab, "int4_kivi", enable_prefix_caching=False, max_num_batched_tokens=2 * BLOCK)
+    chunked = make_engine(lab, kv_cache_dtype, enable_prefix_caching=False, max_num_batched_tokens=2 * BLOCK)
     close = 0.1 * relative_error(logits_of(lab, make_engine(lab, "float32"), prompts), expected)
     assert relative_error(logits_of(lab, chunked, prompts), expected) < close
-    ragged = make_engine(lab, "int4_kivi", enable_prefix_caching=False, max_num_batched_tokens=2 * BLOCK + 5)
+    ragged = make_engine(lab, kv_cache_dtype, enable_prefix_caching=False, max_num_batched_tokens=2 * BLOCK + 5)
     assert relative_error(logits_of(lab, ragged, prompts), expected) > close
 
-    cached = make_engine(lab, "int4_kivi", max_num_seqs=1)
+    cached = make_engine(lab, kv_cache_dtype, max_num_seqs=1)
     first, traced = lab.generate(cached, prompts, ANSWER), lab.trace_logits(cached)
     assert lab.generate(cached, prompts, ANSWER) == first
     assert cached.stats().prefix_hits_total == sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts)
@@ -171,10 +182,13 @@ def test_kivi_is_the_same_for_chunks_of_whole_blocks_and_prefix_hits(lab: Any) -
         start += len(prompt)
 
 
-def test_a_request_keeps_its_open_block_until_it_is_preempted(monkeypatch: pytest.MonkeyPatch, lab: Any) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["int4_kivi", "mixed"])
+def test_a_request_keeps_its_open_block_until_it_is_preempted(
+    kv_cache_dtype: str, monkeypatch: pytest.MonkeyPatch, lab: Any
+) -> None:
     exact = make_engine(lab, "float32")
     prompts = prompts_of(exact)
-    engine = make_tight_engine(lab, "int4_kivi", prompts)
+    engine = make_tight_engine(lab, kv_cache_dtype, prompts)
     runner = engine.runner
     build_batch, preempt = runner._build_batch, runner.preempt
     rows: dict[str, int] = {}  # of requests that hold blocks
