@@ -22,7 +22,9 @@ from app.embedded import EmbeddedSnapshot
 from app.runtime import Runtime, RuntimeOptions, set_runtime
 from engine.config import EngineConfig, ModelDims
 from engine.supervisor import EngineExit, SupervisorStatus
-from probe.store import AlertUpdate, Reading, Sample, Store
+from probe.quality.score import summarize
+from probe.quality.suite import SuiteSpec
+from probe.store import AlertUpdate, QualityItem, QualityRun, Reading, Sample, Store
 
 MAIN = Path(runtime_module.__file__).with_name("main.py")
 WINDOW_S = 60.0
@@ -85,6 +87,12 @@ def fire_alert(store: Store, target: str, now: float, rule: str = "eviction-stor
             f"{value:.0%} of requests in service were preempted", "2 of 2 engines, 60 s of data, no reset", ts,
         )  # fmt: skip
         store.alerts.save([AlertUpdate(reading, "warning", 30.0, rule, 30.0, (change,))])
+
+
+@pytest.fixture
+def fire() -> Callable[..., None]:
+    """`fire_alert`, for one more rule."""
+    return fire_alert
 
 
 @pytest.fixture
@@ -266,3 +274,41 @@ def fake_engine() -> Callable[..., FakeEngine]:
         return FakeEngine(engine_status(state, base_url, last_exit))
 
     return build
+
+
+BYTES = {"float16": 1024, "int8_per_token_head": 576, "int4_symmetric": 320, "int4_kivi": 320}
+
+
+def answers(name: str) -> list[QualityItem]:
+    """120 answers: plain INT4 is wrong in every second question of the later turns and then also says nonsense."""
+    items = []
+    for seed in range(2000, 2006):
+        for turn in range(1, 21):
+            task = ("recall", "add", "brackets")[(seed + turn) % 3]
+            right = not (name == "int4_symmetric" and turn > 4 and (seed + turn) % 2)
+            valid = right or turn < 15
+            items.append(QualityItem(f"{task}/{seed}/{turn}", task, turn, right, valid, {"answer": "", "expected": ""}))
+    return items
+
+
+@pytest.fixture
+def measured() -> Callable[..., list[QualityRun]]:
+    """Puts four formats measured on one model into a store; the first is what the others are compared with."""
+
+    def write(store: Store, model: str = "", target: str = "lab") -> list[QualityRun]:
+        spec = SuiteSpec(kind="testbed", conversations=6, context=2048)
+        runs: list[QualityRun] = []
+        for name, bytes_per_token in BYTES.items():
+            flags = {"--model": model, "--kv-cache-dtype": name, "--kv-cache-dtype-skip-layers": ""}
+            facts = {"flags": flags, "kv_cache_dtype": name, "kv_bytes_per_token": bytes_per_token}
+            base = runs[0] if runs else None
+            run = store.quality.start(
+                target, name, "testbed", spec.to_dict(), spec.key, facts, base.id if base is not None else None
+            )
+            store.quality.add(run.id, answers(name))
+            before = None if base is None else answers("float16")
+            result = summarize(answers(name), before, baseline_id=base.id if base is not None else None)
+            runs.append(store.quality.finish(run.id, "done", result))
+        return runs
+
+    return write
