@@ -40,11 +40,14 @@ class _Start:
         self.arm = arm
         self.api_key = api_key
         self.supervisor = supervisor
+        self._abandoned = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"start-{arm.name}", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        if self._abandoned:
+            return
         try:
             self.supervisor.start(timeout_s=START_TIMEOUT_S)
         except BaseException as error:
@@ -58,8 +61,10 @@ class _Start:
         return str(self.supervisor.base_url)
 
     def stop(self) -> None:
+        self._abandoned = True
         self.supervisor.stop()  # interrupts a start
         self._thread.join()
+        self.supervisor.stop()  # of a start that began after the first one
 
 
 class Lab:

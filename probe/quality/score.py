@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.testbed.interval import wilson
+from engine.testbed.tasks import KINDS
 from probe.quality.likelihood import likelihood
 from probe.store import QualityItem
 
@@ -77,7 +78,7 @@ def against(
     """The paired comparison over all tasks and by task."""
     before = {item.key: item.right for item in baseline_items if item.right is not None}
     pairs = [(i.task, before[i.key] is True, i.right) for i in items if i.right is not None and i.key in before]
-    tasks = dict.fromkeys(task for task, _, _ in pairs)
+    tasks = [kind for kind in KINDS if any(task == kind for task, _, _ in pairs)]
     return {
         "baseline_id": baseline_id,
         **paired((b, a) for _, b, a in pairs),
@@ -114,7 +115,8 @@ def summarize(
 
 
 def _grouped(pairs: Iterable[tuple[Any, QualityItem]]) -> dict[Any, list[QualityItem]]:
-    groups: dict[Any, list[QualityItem]] = {}
+    """Items by key; tasks in the order they are listed everywhere."""
+    groups: dict[Any, list[QualityItem]] = {kind: [] for kind in KINDS}
     for key, item in pairs:
         groups.setdefault(key, []).append(item)
-    return groups
+    return {key: items for key, items in groups.items() if items}

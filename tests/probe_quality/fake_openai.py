@@ -45,6 +45,7 @@ class FakeOpenAI:
         self.model = "testbed"
         self.max_model_len: int | None = 512
         self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str] = []
         self.in_flight = self.most_in_flight = 0
         self._ids = {BOS: 0}
         self._texts = {0: BOS}
@@ -98,6 +99,7 @@ class FakeOpenAI:
         return JSONResponse({"tokens": [self._ids[word] for word in words]})
 
     async def _complete(self, request: Request) -> Response:
+        self.keys.append(request.headers.get("authorization", ""))
         return await self._in_flight(await request.json(), lambda body: body["prompt"], "text")
 
     async def _chat(self, request: Request) -> Response:
