@@ -138,7 +138,8 @@ def test_unannounced_restart_is_an_event_and_an_alert(store: Store, engine: Any,
     with watching(store):
         wait_until(lambda: verdict(store, "target-missing") == "ok", "a healthy target")
         engine.restart()
-        wait_until(lambda: state(store, "oom") == "firing", "the alert")
+        # On this scale it is over after 0.6 s, which a slow machine may not see.
+        wait_until(lambda: any(a.rule == "oom" and a.firing_at for a in store.alerts.history()), "the alert")
     assert kinds(store) == ["counter_reset", "engine_restart"] or kinds(store) == ["engine_restart", "counter_reset"]
     reset = store.events.recent(target="t", kinds=["counter_reset"])[0]
     assert reset.data["metrics"]["generation_tokens_total"] == {"from": 500.0, "to": 0.0}
