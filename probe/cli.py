@@ -29,8 +29,8 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall replay ID            an incident: reproduce, alert, remedy, verify   (--list, --json, --no-remedy)
   kvoncall quality              what KV formats do to answers: accuracy, perplexity, agreement, canary, lm-eval
   kvoncall runbooks list|show   what to do about an alert
-  kvoncall bench WHAT           attention, decode, scheduler, memory or all; aot: registers and spills of the kernels;
-                                recall: what each KV format still finds
+  kvoncall bench WHAT           attention, decode, formats, scheduler, memory or all; aot: registers and spills of the
+                                kernels; recall: what each KV format still finds
 
 `kvoncall COMMAND --help` tells more. Data lives in --data-dir, or KVONCALL_DATA, or the user's data folder.
 """
@@ -147,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         "Measure speed and memory on this machine, as ratios taken in one run. `bench attention`, `aot` and `recall` "
         "have flags of their own: see `kvoncall bench attention --help`. Exits 1 when a kernel's result was wrong.",
     )
-    bench.add_argument("what", choices=("all", *KERNEL_BENCHES, "decode", "scheduler", "memory"))
+    bench.add_argument("what", choices=("all", *KERNEL_BENCHES, "decode", "formats", "scheduler", "memory"))
     bench.add_argument("--json", action="store_true")
     bench.add_argument("--model", default="", metavar="DIR", help="model directory (default: the testbed model)")
     bench.add_argument(

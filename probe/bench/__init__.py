@@ -12,7 +12,7 @@ Report = Callable[[str], None]
 
 
 def run_bench(what: str, *, model: str, against: str | None, report: Report) -> dict[str, dict[str, Any]]:
-    """Runs the benchmark `what` ("decode", "scheduler", "memory" or "all"); returns figures by benchmark.
+    """Runs the benchmark `what` ("decode", "formats", "scheduler", "memory" or "all"); returns figures by benchmark.
 
     "all" includes attention, whose tables and flags `kvoncall bench attention` has.
     """
@@ -32,6 +32,10 @@ def run_bench(what: str, *, model: str, against: str | None, report: Report) -> 
         results["decode"] = bench_decode(model, report=report)
         if against:
             results["http"] = bench_http(model, against, report=report)
+    if what in ("formats", "all"):
+        from probe.bench.formats import bench_formats
+
+        results["formats"] = bench_formats(model, report=report)
     if what in ("memory", "all"):
         from probe.bench.memory import bench_memory
 
