@@ -116,7 +116,7 @@ def test_storm_fires_and_resolves_and_the_rest_stays_quiet(store: Store, engine:
 def test_oom_fires_from_the_exit_event_and_resolves_after_recovery(store: Store, engine: Any, wait_until: Wait) -> None:
     register(store, engine, kind="drill")
     with watching(store):
-        wait_until(lambda: verdict(store, "target-missing") == "ok", "a healthy target")
+        wait_until(lambda: is_up(store) == 1.0, "a healthy target")
         engine.status = 500
         store.events.add("t", "engine_exit", "out of memory: tried 9 bytes", data={"reason": "oom"})
         wait_until(lambda: state(store, "oom") == "firing", "oom to fire")
@@ -136,7 +136,7 @@ def test_unannounced_restart_is_an_event_and_an_alert(store: Store, engine: Any,
     register(store, engine)
     engine.values["vllm:generation_tokens_total"] = 500.0
     with watching(store):
-        wait_until(lambda: verdict(store, "target-missing") == "ok", "a healthy target")
+        wait_until(lambda: is_up(store) == 1.0, "a scrape of the first process")
         engine.restart()
         # On this scale it is over after 0.6 s, which a slow machine may not see.
         wait_until(lambda: any(a.rule == "oom" and a.firing_at for a in store.alerts.history()), "the alert")
@@ -158,7 +158,7 @@ def test_announced_restart_is_no_incident(store: Store, engine: Any, wait_until:
     register(store, engine)
     engine.values["vllm:generation_tokens_total"] = 500.0
     with watching(store):
-        wait_until(lambda: verdict(store, "target-missing") == "ok", "a healthy target")
+        wait_until(lambda: is_up(store) == 1.0, "a healthy target")
         store.events.add("t", "flags_changed", "--max-num-seqs 8", data={"reason": "operator"})
         engine.restart()
         wait_until(lambda: "counter_reset" in kinds(store), "the reset")
@@ -208,7 +208,7 @@ def test_unknown_engine_is_said_and_harmless(store: Store, engine: Any, wait_unt
 def test_stopped_on_purpose_is_quiet(store: Store, engine: Any, wait_until: Wait) -> None:
     register(store, engine, kind="embedded")
     with watching(store):
-        wait_until(lambda: verdict(store, "target-missing") == "ok", "a healthy target")
+        wait_until(lambda: is_up(store) == 1.0, "a healthy target")
         store.events.add("t", "engine_exit", "stopped", data={"reason": "stopped"}, ts=time.time() + 0.5)
         engine.status = 500
         wait_until(lambda: is_up(store) == 0.0, "up to be 0")
