@@ -40,6 +40,7 @@ class LLMEngine:
         self.config = config
         self.dims = ModelDims.from_model_dir(config.model_dir)
         self.tokenizer = Tokenizer(config.model_dir)
+        self.tokenizer.refuse_other_vocabulary(self.dims.vocab_size)
         device = resolve_device(config)
         model = load_model(
             config.model_dir,

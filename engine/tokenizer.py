@@ -33,6 +33,7 @@ class Tokenizer:
     def __init__(self, model: str | Path) -> None:
         path = Path(model)
         files = read_gguf_tokenizer(path) if is_gguf(path) else read_directory(path)
+        self._source = files.source
         self._tokenizer = files.tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -46,6 +47,19 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         """The first end-of-sequence token, None when the model names none."""
         return self.eos_token_ids[0] if self.eos_token_ids else None
+
+    def refuse_other_vocabulary(self, vocab_size: int) -> None:
+        """Raises `ConfigError` when text can become token ids that a model with this many embeddings does not have.
+
+        Tokens added beyond the vocabulary pass (Gemma 3's text models have one for images): no text needs them.
+        """
+        num_tokens = self._tokenizer.get_vocab_size(with_added_tokens=False)
+        largest = max([num_tokens - 1, *self.encode("")])
+        if largest >= vocab_size:
+            raise ConfigError(
+                f"the tokenizer of {self._source!r} gives token ids up to {largest}, but the model has embeddings for "
+                f"{vocab_size}; tokenizer and weights do not belong together"
+            )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the tokens the model wants around a prompt (BOS) unless told otherwise."""

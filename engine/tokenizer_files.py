@@ -65,7 +65,12 @@ def _eos_token_ids(directory: Path, tokenizer: tokenizers.Tokenizer, config: Map
     sources = (_read_json(directory / "generation_config.json"), read_hf_config(directory))
     for eos in (source.get("eos_token_id") for source in sources):
         if eos is not None:
-            return [int(token) for token in (eos if isinstance(eos, list) else [eos])]
+            ids = eos if isinstance(eos, list) else [eos]
+            if not all(isinstance(token, int) for token in ids):
+                raise ConfigError(
+                    f"{str(directory)!r}: eos_token_id must be a token id or a list of them, found {eos!r}"
+                )
+            return ids
     token = _content(config.get("eos_token"))
     token_id = tokenizer.token_to_id(token) if isinstance(token, str) else None
     return [] if token_id is None else [token_id]
@@ -73,7 +78,10 @@ def _eos_token_ids(directory: Path, tokenizer: tokenizers.Tokenizer, config: Map
 
 def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
     file = directory / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    try:
+        source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(file)!r} cannot be read as text: {error}") from None
     if isinstance(source, list):  # several named templates
         source = next((t["template"] for t in source if t.get("name") == "default"), None)
     return source if isinstance(source, str) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,33 @@ def test_truncated_weights(copy: Path) -> None:
     (copy / WEIGHTS).write_bytes(data[: len(data) // 2])
     with pytest.raises(ModelLoadError, match="corrupt or cut short"):
         load(copy)
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.5, 0.999])
+def test_a_shard_that_is_cut_short(tmp_path: Path, share: float, lab: Any) -> None:
+    directory = lab.make_llama(tmp_path, max_shard_size="100KB")
+    shard = sorted(directory.glob("model-*.safetensors"))[1]
+    data = shard.read_bytes()
+    shard.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ModelLoadError, match=f"{shard.name}.* is not readable as safetensors"):
+        load(directory)
+
+
+def test_a_corrupt_header_never_ends_in_a_traceback(copy: Path) -> None:
+    data = (copy / WEIGHTS).read_bytes()
+    rng = random.Random(0)
+    sentences = []
+    for _ in range(300):
+        damaged = bytearray(data)
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(3000)] = rng.randrange(256)
+        (copy / WEIGHTS).write_bytes(damaged)
+        try:
+            load(copy)
+        except ModelLoadError as error:
+            sentences.append(str(error))
+    assert len(sentences) > 200
+    assert not [sentence for sentence in sentences if "\n" in sentence]
 
 
 def test_index_that_names_a_missing_shard(tmp_path: Path, lab: Any) -> None:

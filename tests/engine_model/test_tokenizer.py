@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -191,3 +192,40 @@ def test_missing_or_corrupt_tokenizer(copy: Path, content: str | None, words: st
         (copy / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigError, match=words):
         Tokenizer(copy)
+
+
+@pytest.mark.parametrize("eos", ["</s>", [1, "</s>"], {"id": 1}, 1.5])
+def test_end_tokens_that_are_no_ids(copy: Path, eos: object) -> None:
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(ConfigError, match="eos_token_id must be a token id or a list of them"):
+        Tokenizer(copy)
+
+
+def test_a_template_that_is_not_text(copy: Path) -> None:
+    (copy / "chat_template.jinja").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja' cannot be read as text"):
+        Tokenizer(copy)
+
+
+def test_the_tokenizer_of_another_model_is_refused(copy: Path, lab: Any) -> None:
+    tokenizer = Tokenizer(copy)
+    tokenizer.refuse_other_vocabulary(tokenizer.vocab_size)
+    with pytest.raises(ConfigError, match="do not belong together"):
+        tokenizer.refuse_other_vocabulary(tokenizer.vocab_size - 1)
+    other = lab.make_llama(copy.parent / "other", vocab_size=200)
+    sentence = (
+        r"token ids up to 313, but the model has embeddings for 200; tokenizer and weights do not belong together"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        lab.make_engine(other)
+
+
+def test_tokens_added_beyond_the_vocabulary_are_nobodys_mistake(copy: Path) -> None:
+    content = json.loads((copy / "tokenizer.json").read_text())
+    size = len(content["model"]["vocab"])
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    content["added_tokens"].append({"id": size, "content": "<image>", **flags})
+    (copy / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer(copy)
+    assert tokenizer.vocab_size == size + 1
+    tokenizer.refuse_other_vocabulary(size)

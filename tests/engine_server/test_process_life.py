@@ -103,6 +103,26 @@ def test_corrupt_weights_exit_2(start_server: Any, model_dir: Path, tmp_path: Pa
     assert "model.safetensors" in refused(start_server("--model", str(corrupt)), 2)
 
 
+def test_a_partial_gguf_exits_2(start_server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "partial.gguf"
+    file.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + (5).to_bytes(8, "little"))
+    sentence = refused(start_server("--model", str(file)), 2)
+    assert "partial.gguf' is not readable as GGUF" in sentence
+    assert "fetch it again" in sentence
+
+
+def test_the_tokenizer_of_another_model_exits_2(start_server: Any, model_dir: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(model_dir, mixed)
+    shutil.copy(REPO / "engine" / "testbed" / "model" / "tokenizer.json", mixed)
+    assert "tokenizer and weights do not belong together" in refused(start_server("--model", str(mixed)), 2)
+
+
+def test_a_layer_that_is_not_there_exits_2(start_server: Any, model_dir: Path) -> None:
+    sentence = refused(start_server("--model", str(model_dir), "--kv-cache-dtype-layers", "1-2:fp8"), 2)
+    assert "names layer 2, but the model has 2 layers: 0 to 1" in sentence
+
+
 def test_port_in_use_exits_3(start_server: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
