@@ -278,6 +278,17 @@ def test_a_layer_map_beside_auto_is_removed() -> None:
     assert advise(facts).flag_values() == {LAYERS: None}
 
 
+def test_commands_that_are_named_exist() -> None:
+    from probe.cli import _parser
+
+    advice = advise(embedded(INCIDENT))
+    named = re.findall(r"`kvoncall (quality [^`]*)`", " ".join(advice.missing))
+    verify = only(advice).verify.removeprefix("kvoncall ")
+    assert named
+    for command in (*named, verify, "quality --target URL --canary"):
+        assert _parser().parse_args(command.split()).command == "quality"
+
+
 # An operator's own idea.
 
 
