@@ -124,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("id", nargs="?", help="the incident (see --list)")
     replay.add_argument("--list", action="store_true", help="name the incidents")
     replay.add_argument("--json", action="store_true", help="print one JSON object")
+    replay.add_argument("--variant", metavar="NAME", help="another form of the incident, where it has some")
     replay.add_argument("--no-remedy", action="store_true", help="leave the remedy out: the check must then fail")
     _data_dir(replay)
 
@@ -209,19 +210,20 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from probe.replay.scenario import ReplayError, get_scenario, list_scenarios
+    from probe.replay.scenario import VARIANTS, ReplayError, get_scenario, list_scenarios
 
     if options.list:
         scenarios = list_scenarios()
         if options.json:
-            _print_json([{"id": s.id, "title": s.title} for s in scenarios])
+            _print_json([{"id": s.id, "title": s.title, "variants": list(VARIANTS.get(s.id, ()))} for s in scenarios])
         else:
             for scenario in scenarios:
-                print(f"{scenario.id:16} {scenario.title}")
+                variants = f" (--variant {', '.join(VARIANTS[scenario.id])})" if scenario.id in VARIANTS else ""
+                print(f"{scenario.id:16} {scenario.title}{variants}")
         return 0
     if not options.id:
         raise ReplayError("which incident? `kvoncall replay --list` names them")
-    scenario = get_scenario(options.id)
+    scenario = get_scenario(options.id, options.variant)
 
     from probe.replay.report import summary
     from probe.replay.runner import ReplayRunner

@@ -26,7 +26,8 @@ def test_every_replay_names_a_rule_and_its_runbook() -> None:
     rules = {rule.id for rule in DEFAULT_RULES}
     for scenario in list_scenarios():
         assert scenario.rule in rules
-        assert scenario.id == scenario.rule == scenario.runbook
+        assert scenario.rule == scenario.runbook
+        assert get_runbook(scenario.runbook).meta["drill"]["replay"] == scenario.id
 
 
 def test_a_drill_named_by_a_runbook_exists() -> None:
