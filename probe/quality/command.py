@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from engine import gemma
 from probe.quality.canary import Canary, canary_spec
 from probe.quality.lab import TARGET, Arm, Lab
 from probe.quality.lm_eval import run_lm_eval
@@ -26,7 +27,9 @@ from probe.targets import attach_target
 
 EMBEDDED = "embedded"
 DEFAULT_DTYPES = "auto,fp8_e4m3,int8_per_token_head,int8k_int4v,int4_symmetric,int4_per_token_head,int4_kivi"
-BASELINE_TARGET = "baseline"
+BASELINE_LABEL = "baseline"
+# Gemma 3 270M as float32 does not fit the default device; what the user's flags say comes later and wins.
+GEMMA_FLAGS = "--device-memory 3GiB --max-model-len 2048 --max-num-batched-tokens 256 --max-num-seqs 8"
 # Of a run's flags, what belongs to its process and not to what it measured.
 _OF_THE_PROCESS = frozenset({"--port", "--host", "--api-key", "--exit-with-parent"})
 
@@ -196,11 +199,17 @@ class _Measurement:
 
     def _baseline(self, where: str) -> QualityRun:
         if _is_url(where):
-            return self._ask(where, where, BASELINE_TARGET, None)
+            return self._ask(where, where, BASELINE_LABEL, None)
         return _stored(self._store, where)
 
     def _base_flags(self) -> list[str]:
-        flags = shlex.split(self._options.engine_flags)
+        try:
+            flags = shlex.split(self._options.engine_flags)
+        except ValueError as error:
+            raise QualityError(f"--engine-flags cannot be read: {error}") from None
+        if self._options.model == gemma.NAME:
+            self._report(gemma.NOTICE)
+            flags = [*GEMMA_FLAGS.split(), *flags]
         return [*flags, "--model", self._options.model] if self._options.model else flags
 
     def _lab(self, flags: Sequence[str]) -> Lab:

@@ -22,7 +22,7 @@ from probe.store import QualityRun, Store
 
 TARGET = "lab"
 """The target that runs of a lab are stored under."""
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0  # a GGUF model on a busy machine takes minutes
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ def test_the_api_key_comes_from_the_environment(quality: Quality, server: Any, m
         (("--dtypes", "int3"), "--kv-cache-dtype"),
         (("--dtypes", "auto", "--model", "/nowhere/at/all"), "/nowhere/at/all"),
         (("--text", "/nowhere.txt"), "cannot be read"),
+        (("--engine-flags", "--seed '1"), "--engine-flags cannot be read"),
         (("--canary",), "needs a running server"),
         (("stray",), "'stray' means nothing here"),
         (("--resume", "x"), "there is no quality run 'x'"),

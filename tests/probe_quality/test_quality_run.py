@@ -134,9 +134,13 @@ def test_a_server_that_dies_midway_keeps_what_it_has_and_is_resumed(store: Store
 def test_a_server_that_comes_back_in_time_is_waited_for(store: Store, server: Any) -> None:
     back = threading.Timer(0.5, server.start)
 
+    def away() -> None:
+        server.stop()
+        back.start()
+
     def fault(n: int) -> int:
         if n == 5:
-            threading.Thread(target=lambda: (server.stop(), back.start())).start()
+            threading.Thread(target=away).start()
         return 503 if n == 5 else 0
 
     server.fault = fault
