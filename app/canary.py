@@ -75,33 +75,34 @@ class CanaryWatch:
     def _main(self, stop: threading.Event, every_s: float) -> None:
         due = time.monotonic()
         while not stop.is_set():
-            url = self._base_url()
-            if time.monotonic() < due:
-                self._note(waiting=None)
-            elif url is None:
-                self._note(waiting="the engine is away")
-            elif self._busy():
-                self._note(waiting="a drill or a measurement has the processor")
-            else:
-                self._round(url, every_s)
-                due = time.monotonic() + every_s
+            waiting, problem = None, self._status.problem
+            if time.monotonic() >= due:
+                try:
+                    waiting = self._round(every_s)
+                    problem = None
+                except (QualityError, StoreError) as error:
+                    problem = str(error)
+                except Exception as error:
+                    log.exception("a canary round failed")
+                    problem = f"The round failed: {type(error).__name__}: {error}"
+                due = due if waiting else time.monotonic() + every_s
+            self._note(asking=False, waiting=waiting, problem=problem)
             stop.wait(LOOK_S)
         self._note(running=False, waiting=None)
 
-    def _round(self, url: str, every_s: float) -> None:
+    def _round(self, every_s: float) -> str | None:
+        """One round; answers why there is none now."""
+        url = self._base_url()
+        if url is None:
+            return "the engine is away, or its licence is not accepted yet"
+        if self._busy():
+            return "a drill or a measurement has the processor"
         self._note(asking=True, waiting=None)
-        problem = None
-        try:
-            canary = Canary(self._store, NAME, url, canary_spec(), self._baseline, every_s)
-            canary.round()
-            self._baseline = canary.baseline
-        except (QualityError, StoreError) as error:
-            problem = str(error)
-        except Exception as error:
-            log.exception("a canary round failed")
-            problem = f"The round failed: {type(error).__name__}: {error}"
-        rounds = self._status.rounds + (problem is None)
-        self._note(asking=False, rounds=rounds, baseline_id=self._baseline_id(), problem=problem)
+        canary = Canary(self._store, NAME, url, canary_spec(), self._baseline, every_s)
+        canary.round()
+        self._baseline = canary.baseline
+        self._note(rounds=self._status.rounds + 1, baseline_id=self._baseline_id())
+        return None
 
     def _note(self, **changed: Any) -> None:
         with self._lock:

@@ -23,6 +23,7 @@ from probe.replay.drill import exit_data
 from probe.store import Store
 
 NAME = "embedded"
+START_TIMEOUT_S = 240.0  # a GGUF file is dequantized first: 50 s for 270M parameters on two busy cores
 log = logging.getLogger("kvoncall.app")
 
 
@@ -142,9 +143,9 @@ class EmbeddedEngine:
             self._note_flags(flags, reason)
         try:
             if kind == "engine_start" and flags is None:
-                self.supervisor.start()
+                self.supervisor.start(START_TIMEOUT_S)
             else:
-                self.supervisor.restart(flags)
+                self.supervisor.restart(flags, START_TIMEOUT_S)
         finally:
             self._register(self.supervisor.status())
         status = self.supervisor.status()

@@ -44,6 +44,7 @@ class RuntimeOptions:
     engine_flags: tuple[str, ...] = ()
     engine_enabled: bool = True
     load_rps: float = 1.0
+    canary_s: float = 0.0
 
     @property
     def log_dir(self) -> Path:
@@ -52,19 +53,12 @@ class RuntimeOptions:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> RuntimeOptions:
-        """Reads KVONCALL_DATA (folder or database URL), KVONCALL_ENGINE_FLAGS, KVONCALL_NO_ENGINE=1 and
-        KVONCALL_LOAD_RPS (0 = no traffic).
+        """Reads KVONCALL_DATA (folder or database URL), KVONCALL_ENGINE_FLAGS, KVONCALL_NO_ENGINE=1,
+        KVONCALL_LOAD_RPS (0 = no traffic) and KVONCALL_CANARY_S (seconds between rounds, 0 = no canary).
 
         Raises `AppError` on a value that cannot be read.
         """
         data = environ.get("KVONCALL_DATA")
-        rps = environ.get("KVONCALL_LOAD_RPS", "1")
-        try:
-            load_rps = float(rps)
-            if not 0 <= load_rps <= 1000:
-                raise ValueError
-        except ValueError:
-            raise AppError(f"KVONCALL_LOAD_RPS is {rps!r}; give requests per second, 0 to 1000.") from None
         try:
             flags = tuple(shlex.split(environ.get("KVONCALL_ENGINE_FLAGS", "")))
         except ValueError as error:
@@ -73,8 +67,20 @@ class RuntimeOptions:
             data=data if data and "://" in data else default_data_dir(),
             engine_flags=flags,
             engine_enabled=environ.get("KVONCALL_NO_ENGINE", "") not in {"1", "true", "yes"},
-            load_rps=load_rps,
+            load_rps=_number(environ, "KVONCALL_LOAD_RPS", 1.0, 1000, "requests per second"),
+            canary_s=_number(environ, "KVONCALL_CANARY_S", 0.0, 86400, "seconds between two rounds"),
         )
+
+
+def _number(environ: Mapping[str, str], name: str, default: float, most: int, unit: str) -> float:
+    text = environ.get(name)
+    try:
+        value = default if text is None else float(text)
+        if not 0 <= value <= most:
+            raise ValueError
+    except ValueError:
+        raise AppError(f"{name} is {text!r}; give {unit}, 0 to {most}.") from None
+    return value
 
 
 class Runtime:
@@ -149,6 +155,8 @@ class Runtime:
                 store, self.options.engine_flags, log_dir=self.options.log_dir, load_rps=self.options.load_rps
             )
             self.engine.start("the app started")
+            if self.options.canary_s > 0:
+                self.canary.start(self.options.canary_s)
         except ConfigError as error:
             self.problem = f"The embedded engine was not started: {error} (KVONCALL_ENGINE_FLAGS)."
 
@@ -220,6 +228,8 @@ class Runtime:
         One at a time, and not beside a replay; the background traffic pauses meanwhile.
         """
         measuring = self.measuring
+        if self.engine is not None and self.engine.pending_notice() is not None:
+            raise AppError("Accept the licence of the served model on the Engine page first.")
         flags = self.engine.snapshot().status.flags if self.engine is not None else self.options.engine_flags
         with self._lock:
             self._refuse_when_busy()
@@ -248,9 +258,11 @@ class Runtime:
                 engine.release_load()
 
     def _engine_url(self) -> str | None:
-        """Where the embedded engine answers; None while it does not run."""
-        status = self.engine.snapshot().status if self.engine is not None else None
-        return status.base_url if status is not None and status.state == "running" else None
+        """Where the embedded engine answers; None while it does not run or its licence is not accepted yet."""
+        if self.engine is None or self.engine.pending_notice() is not None:
+            return None
+        status = self.engine.snapshot().status
+        return status.base_url if status.state == "running" else None
 
     def close(self) -> None:
         """Stops load, engine and monitor and closes the store; drill engines end with this process."""

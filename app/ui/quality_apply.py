@@ -7,13 +7,14 @@ from typing import Any
 
 import streamlit as st
 
-from app.embedded import NAME
+from app.embedded import NAME, EmbeddedSnapshot
 from app.measuring import CACHE_FLAGS
-from app.runtime import Runtime
+from app.runtime import Runtime, get_runtime
 from app.ui import changes as change_view
 from app.ui import quality_tables as tables
 from app.ui import words
 from app.ui.apply import Proposal, confirm_embedded
+from app.ui.guard import live
 from app.ui.links import link
 from app.ui.quality_data import Arm, Measurement, full_precision_bytes, recommended
 from engine.config import EngineConfig
@@ -78,8 +79,7 @@ def show_apply(runtime: Runtime, measurement: Measurement) -> None:
     names = [arm.name for arm in arms]
     chosen = st.selectbox("Candidate", names, index=names.index(best.name) if best is not None else 0, key="candidate")
     arm = next(arm for arm in arms if arm.name == chosen)
-    note = ", the fewest bytes of those that hold quality" if arm is best else ""
-    st.markdown(f"**{words.plain(arm.name)}**: {tables.verdict(arm)}{note}")
+    st.markdown(f"**{words.plain(arm.name)}**: {tables.verdict(arm)}")
     engine = runtime.engine
     if engine is None:
         st.info("There is no embedded engine to apply it to; restart your own server with these flags.")
@@ -94,7 +94,29 @@ def show_apply(runtime: Runtime, measurement: Measurement) -> None:
             f"{words.plain(served or 'the testbed model')}: measure the formats on that model before applying one."
         )
         return
+    st.session_state["drawn_applied"] = engine_state(engine.snapshot())
+    show_engine()
     show_change(runtime, arm, flags, full_precision_bytes(measurement.arms))
+
+
+def engine_state(snapshot: EmbeddedSnapshot) -> str:
+    """What the part about applying depends on."""
+    return f"{snapshot.status.state} {snapshot.busy} {' '.join(snapshot.status.flags)}"
+
+
+@live(1.0)
+def show_engine() -> None:
+    """The embedded engine's state; the page is drawn again when it, or the flags, changed."""
+    engine = get_runtime().engine
+    if engine is None:
+        return
+    snapshot = engine.snapshot()
+    if engine_state(snapshot) != st.session_state.get("drawn_applied"):
+        st.rerun(scope="app")
+    busy = f" :blue-badge[◔ {snapshot.busy}]" if snapshot.busy else ""
+    st.markdown(f"Embedded engine: {words.target_mark(snapshot.status.state).badge}{busy}")
+    if snapshot.problem:
+        st.error(words.plain(snapshot.problem))
 
 
 def show_change(runtime: Runtime, arm: Arm, flags: Sequence[str], full: float | None) -> None:

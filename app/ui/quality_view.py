@@ -76,4 +76,8 @@ def show_recommended(measurement: Measurement) -> None:
         st.warning("No measured format holds quality here (a fall within 1 point and not clear of zero).")
         return
     text = f"Of the formats that hold quality, **{words.plain(best.name)}** has the fewest bytes per token"
-    st.markdown(f"{text}: {tables.share_of_bytes(best, full_precision_bytes(measurement.arms))}.")
+    text = f"{text}: {tables.share_of_bytes(best, full_precision_bytes(measurement.arms))}."
+    if best.against.get("verdict") == "inconclusive":
+        allowed = tables.points_of(float(best.against["high"]))
+        text += f" With so few questions a fall of {allowed} points cannot be excluded: measure more conversations."
+    st.markdown(text)

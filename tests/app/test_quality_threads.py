@@ -150,6 +150,19 @@ def test_one_heavy_thing_at_a_time(
     assert lab.flags == ["--max-num-seqs", "48", "--num-gpu-blocks-override", "200"]
 
 
+def test_a_model_with_a_licence_is_not_measured_before_it_is_accepted(
+    seeded: Store, use: Use, fake_engine: Callable[..., Any], lab: type[FakeLab]
+) -> None:
+    engine = fake_engine("running")
+    engine.notice = "terms"
+    runtime = use(seeded, engine)
+    with pytest.raises(AppError, match="Accept the licence"):
+        runtime.start_measuring(["auto"], SPEC)
+    assert runtime._engine_url() is None  # nor asked by the canary
+    engine.notice = None
+    assert runtime._engine_url() == "http://127.0.0.1:1"
+
+
 class FakeCanary:
     """Rounds without questions; `fail` makes one fail."""
 
@@ -187,7 +200,7 @@ def test_canary_waits_for_engine_and_processor(seeded: Store, rounds: list[Any])
     busy = [True]
     watch = CanaryWatch(seeded, lambda: url[0], lambda: busy[0])
     watch.start(0.02)
-    wait_for(lambda: watch.status().waiting == "the engine is away")
+    wait_for(lambda: "the engine is away" in (watch.status().waiting or ""))
     url[0] = "http://127.0.0.1:5"
     wait_for(lambda: watch.status().waiting == "a drill or a measurement has the processor")
     assert rounds == []
@@ -220,6 +233,6 @@ def test_canary_round_that_fails_is_told_and_the_next_one_comes(seeded: Store, r
     watch.start(0.02)
     wait_for(lambda: watch.status().problem == "the baseline was asked other questions")
     FakeCanary.fail = None
-    wait_for(lambda: watch.status().rounds >= 1)
+    wait_for(lambda: watch.status().rounds >= 2)
     watch.stop(timeout_s=WAIT_S)
     assert watch.status().problem is None

@@ -25,9 +25,9 @@ def test_options_from_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("KVONCALL_DATA", str(tmp_path))
     options = RuntimeOptions.from_env({
         "KVONCALL_DATA": str(tmp_path), "KVONCALL_ENGINE_FLAGS": "--max-num-seqs 8 --model 'a b'",
-        "KVONCALL_NO_ENGINE": "1", "KVONCALL_LOAD_RPS": "2.5",
+        "KVONCALL_NO_ENGINE": "1", "KVONCALL_LOAD_RPS": "2.5", "KVONCALL_CANARY_S": "300",
     })  # fmt: skip
-    assert options == RuntimeOptions(tmp_path, ("--max-num-seqs", "8", "--model", "a b"), False, 2.5)
+    assert options == RuntimeOptions(tmp_path, ("--max-num-seqs", "8", "--model", "a b"), False, 2.5, 300.0)
     assert options.log_dir == tmp_path / "logs"
     url = RuntimeOptions.from_env({"KVONCALL_DATA": "postgresql://db/kv"})
     assert url.data == "postgresql://db/kv"
@@ -39,6 +39,7 @@ def test_options_from_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
         ("KVONCALL_LOAD_RPS", "fast", "KVONCALL_LOAD_RPS is 'fast'"),
         ("KVONCALL_LOAD_RPS", "-1", "0 to 1000"),
         ("KVONCALL_LOAD_RPS", "nan", "0 to 1000"),
+        ("KVONCALL_CANARY_S", "hourly", "KVONCALL_CANARY_S is 'hourly'; give seconds between two rounds"),
         ("KVONCALL_ENGINE_FLAGS", "--model 'x", "cannot be split"),
     ],
 )
@@ -107,7 +108,7 @@ class FakeSupervisor:
     def status(self) -> SupervisorStatus:
         return SupervisorStatus(self.state, 1, self.base_url, self.flags, 0.0, 0, self.fail)
 
-    def start(self) -> None:
+    def start(self, timeout_s: float = 90.0) -> None:
         self.base_url = "http://127.0.0.1:1"
         if self.fail is not None:
             self.state = "crashed"
@@ -118,7 +119,7 @@ class FakeSupervisor:
     def stop(self) -> None:
         self.state = "stopped"
 
-    def restart(self, flags: list[str] | None = None) -> None:
+    def restart(self, flags: list[str] | None = None, timeout_s: float = 90.0) -> None:
         self.flags = self.flags if flags is None else tuple(flags)
         self.start()
 
