@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.attention import AttentionOptions
 from kernels.formats import Grouping
 from kernels.kv_cache import LayerKVCache, PagedVectors
-from kernels.torch_gather import gather_numbers, token_params
+from kernels.torch_gather import gather_numbers, paired, token_params, unpaired
 from kernels.torch_plan import Decodes
 from kernels.torch_tiles import TilePlan, tile_plan
 
@@ -73,6 +73,7 @@ def _scores(queries: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor:
     if params.factor != 1.0:
         queries = queries * params.factor
     scores = queries.new_empty((*queries.shape[:2], plan.tile_tokens))
+    queries = paired(queries, part.fmt)
     for rows, keys in _tiles(part, plan, clean=False):
         torch.bmm(queries[rows], keys.transpose(1, 2), out=scores[rows])
     if params.scale is not None:
@@ -97,6 +98,7 @@ def _weighted_sum(weights: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor
     attended = weights.new_empty((*weights.shape[:2], part.codes.shape[3] * part.fmt.elements_per_code))
     for rows, values in _tiles(part, plan, clean=not codes_only):
         torch.bmm(weights[rows], values, out=attended[rows])
+    attended = unpaired(attended, part.fmt)
     if params.factor != 1.0:
         attended.mul_(params.factor)
     return attended if low_sum is None else attended.add_(low_sum)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.formats import Grouping
+from kernels.formats import Grouping, VectorFormat
 from kernels.kv_cache import PagedVectors
 from kernels.torch_plan import OpenBlocks
 
@@ -46,10 +46,24 @@ def token_params(part: PagedVectors, block_rows: Tensor, open_blocks: OpenBlocks
     return TokenParams(1.0, scale, low)
 
 
+def paired(vectors: Tensor, fmt: VectorFormat) -> Tensor:
+    """vectors [..., head_dim] with channels j and j + head_dim / 2 next to each other where a byte holds both."""
+    if fmt.elements_per_code == 1:
+        return vectors
+    return vectors.unflatten(-1, (fmt.elements_per_code, -1)).transpose(-1, -2).flatten(-2)
+
+
+def unpaired(vectors: Tensor, fmt: VectorFormat) -> Tensor:
+    """The inverse of paired."""
+    if fmt.elements_per_code == 1:
+        return vectors
+    return vectors.unflatten(-1, (-1, fmt.elements_per_code)).transpose(-1, -2).flatten(-2)
+
+
 def gather_numbers(
     part: PagedVectors, block_rows: Tensor, open_blocks: OpenBlocks | None, scratch: Scratch | None = None
 ) -> Tensor:
-    """Numbers [len(block_rows), block_size, head_dim] of blocks, in a buffer of scratch if given.
+    """Numbers [len(block_rows), block_size, head_dim] of blocks, channels `paired`, in a buffer of scratch if given.
 
     block_rows: int64 [n], of the codes viewed as [num_blocks * num_kv_heads, ...].
     """
@@ -67,10 +81,11 @@ def gather_numbers(
         _decode(raw.view(rows, block_size, width), fmt.name, numbers, scratch)
     if fmt.grouping is Grouping.CHANNEL and part.params is not None:
         params = part.params.flatten(0, 1).index_select(0, block_rows).float()
+        params = paired(params, fmt)
         torch.addcmul(params[:, 1:], numbers, params[:, :1], out=numbers)
     if open_blocks is not None and part.open_blocks is not None and open_blocks.target.numel():
         vectors = part.open_blocks.flatten(0, 1).index_select(0, open_blocks.source).float()
-        numbers.index_copy_(0, open_blocks.target, vectors)
+        numbers.index_copy_(0, open_blocks.target, paired(vectors, fmt))
     return numbers
 
 
@@ -82,17 +97,22 @@ def gather_vectors(part: PagedVectors, block_rows: Tensor, open_blocks: OpenBloc
         numbers.mul_(params.factor)
     if params.scale is not None:
         numbers.mul_(params.scale[:, :, None])
-    return numbers if params.low is None else numbers.add_(params.low[:, :, None])
+    if params.low is not None:
+        numbers.add_(params.low[:, :, None])
+    return unpaired(numbers, part.fmt)
 
 
 def _decode(raw: Tensor, name: str, numbers: Tensor, scratch: Scratch) -> None:
-    """Turn gathered codes into float32 numbers of the same shape, twice as wide where a byte holds two."""
-    width = raw.shape[2]
-    if numbers.shape[2] != width:
-        nibble = _buffer(scratch, "nibbles", torch.uint8, raw.shape)
-        packed = raw.view(torch.uint8)
-        numbers[:, :, :width].copy_(torch.bitwise_and(packed, 15, out=nibble))
-        numbers[:, :, width:].copy_(torch.bitwise_right_shift(packed, 4, out=nibble))
+    """Turn gathered codes into float32 numbers of the same shape, twice as wide where a byte holds two.
+
+    Two nibbles become the two bytes of a (little-endian) 16-bit word: passes over contiguous memory, several times as
+    fast as filling each half of the numbers.
+    """
+    if numbers.shape[2] != raw.shape[2]:
+        words = _buffer(scratch, "nibbles", torch.int16, raw.shape)
+        words.copy_(raw.view(torch.uint8))
+        moved = torch.mul(words, 16, out=_buffer(scratch, "moved", torch.int16, raw.shape))
+        numbers.copy_(words.bitwise_or_(moved).bitwise_and_(0x0F0F).view(torch.int8))
     elif name.startswith("fp8"):
         numbers.copy_(_fp8_to_half(raw, name, scratch))
     else:
