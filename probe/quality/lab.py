@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import Any
 from engine.config import EngineConfig, apply_changes
 from engine.supervisor import EngineSupervisor
 from probe.quality.run import Progress, run_suite
-from probe.quality.suite import SuiteSpec
+from probe.quality.suite import QualityError, SuiteSpec
 from probe.store import QualityRun, Store
 
 TARGET = "lab"
 """The target that runs of a lab are stored under."""
 START_TIMEOUT_S = 300.0  # a GGUF model on a busy machine takes minutes
+
+DEATH_SETTLES_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,14 @@ class _Start:
         if self._error is not None:
             raise self._error
         return str(self.supervisor.base_url)
+
+    def death(self) -> str | None:
+        """How the engine ended, where it did; a death is noticed within moments of the connection's."""
+        deadline = time.monotonic() + DEATH_SETTLES_S
+        while self.supervisor.status().state == "running" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        ended = self.supervisor.status().last_exit
+        return ended.message if ended else None
 
     def stop(self) -> None:
         self._abandoned = True
@@ -119,21 +130,26 @@ class Lab:
             url = start.wait()
             if following is not None:
                 self.prepare(following)
+            return self._ask(start, url, arm, spec, baseline=baseline, resume=resume, text=text)
+        finally:
+            start.stop()
+
+    def _ask(self, start: _Start, url: str, arm: Arm, spec: SuiteSpec, **more: Any) -> QualityRun:
+        try:
             return run_suite(
                 self._store,
                 url,
                 spec,
                 target=TARGET,
                 label=arm.name,
-                baseline=baseline,
-                resume=resume,
-                text=text,
                 api_key=start.api_key,
                 patience_s=0.0,  # nobody restarts this engine
                 progress=self._progress,
+                **more,
             )
-        finally:
-            start.stop()
+        except QualityError as error:
+            death = start.death()
+            raise QualityError(f"{death}; {error}" if death else str(error), error.run_id) from None
 
     def _start(self, arm: Arm) -> _Start:
         flags = apply_changes(self._base_flags, arm.flags)

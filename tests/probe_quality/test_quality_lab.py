@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from engine.config import ConfigError
 from probe.cli import main
 from probe.quality.lab import Arm, Lab
-from probe.quality.suite import SuiteSpec
+from probe.quality.suite import QualityError, SuiteSpec
 from probe.store import Store
 
 SPEC = SuiteSpec(turns=4, conversations=2, context=256, text_windows=1)
@@ -69,6 +70,22 @@ def test_an_engine_is_stopped_however_early_it_is_given_up(lab: Lab) -> None:
         lab.prepare(Arm("b"))
     lab.__exit__(None, None, None)
     assert engines() == []
+
+
+def test_an_engine_that_dies_is_told_with_its_reason_and_the_run_can_go_on(store: Store, tmp_path: Path) -> None:
+    def kill(_: str) -> None:
+        for pid in engines():
+            os.kill(pid, signal.SIGKILL)
+
+    with Lab(store, ["--max-model-len", "512"], log_dir=tmp_path / "logs", progress=kill) as lab:
+        with pytest.raises(QualityError, match=r"killed by SIGKILL.*items are kept") as error:
+            lab.measure(Arm("auto"), SPEC)
+        partial = store.quality.get(error.value.run_id or "")
+    assert partial is not None
+    assert partial.status == "incomplete"
+    with Lab(store, ["--max-model-len", "512"], log_dir=tmp_path / "logs") as lab:
+        done = lab.measure(Arm("auto"), SPEC, resume=partial)
+    assert (done.id, done.status, len(store.quality.items(done.id))) == (partial.id, "done", 9)
 
 
 def test_flags_that_make_no_sense_are_refused_before_anything_starts(lab: Lab) -> None:
