@@ -50,14 +50,16 @@ def paired(vectors: Tensor, fmt: VectorFormat) -> Tensor:
     """vectors [..., head_dim] with channels j and j + head_dim / 2 next to each other where a byte holds both."""
     if fmt.elements_per_code == 1:
         return vectors
-    return vectors.unflatten(-1, (fmt.elements_per_code, -1)).transpose(-1, -2).flatten(-2)
+    width = vectors.shape[-1] // fmt.elements_per_code
+    return vectors.view(*vectors.shape[:-1], fmt.elements_per_code, width).transpose(-1, -2).flatten(-2)
 
 
 def unpaired(vectors: Tensor, fmt: VectorFormat) -> Tensor:
     """The inverse of paired."""
     if fmt.elements_per_code == 1:
         return vectors
-    return vectors.unflatten(-1, (-1, fmt.elements_per_code)).transpose(-1, -2).flatten(-2)
+    width = vectors.shape[-1] // fmt.elements_per_code
+    return vectors.view(*vectors.shape[:-1], width, fmt.elements_per_code).transpose(-1, -2).flatten(-2)
 
 
 def gather_numbers(
