@@ -14,9 +14,11 @@ from app.measuring import CACHE_FLAGS
 from app.ui import words
 from probe.quality.canary import LABEL as CANARY
 from probe.store import QualityRun, Replay, Store
+from runbooks.quality_candidates import HOLDS_DROP
 
 ALL = "all"
-HOLDS_WITHIN = 0.01  # a fall a candidate may have and still hold quality, as a share
+RUNS_READ = 200
+REPLAYS_READ = 3
 Cell = Mapping[str, Any]
 
 
@@ -49,9 +51,9 @@ class Arm:
 
     @property
     def holds(self) -> bool:
-        """Whether its fall is within `HOLDS_WITHIN` and not clear of zero; the baseline holds."""
+        """Whether its fall is within `HOLDS_DROP` and not clear of zero; the baseline holds."""
         against = self.against
-        return self.baseline or bool(against and against["drop"] <= HOLDS_WITHIN and against["low"] <= 0)
+        return self.baseline or bool(against and against["drop"] <= HOLDS_DROP and against["low"] <= 0)
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,41 @@ def _arm_of_candidate(candidate: Mapping[str, Any], run: QualityRun | None) -> A
     }  # fmt: skip
     result = {**measured, "against": None if full else {**(measured.get("against") or {}), **against}}
     return Arm(str(candidate["name"]), result, _number(candidate["kv_bytes_per_token"]), candidate["flags"], full)
+
+
+def all_measurements(store: Store) -> list[Measurement]:
+    """What replays and comparisons of runs measured, newest first; runs compared with nothing only without those."""
+    runs = store.quality.list(limit=RUNS_READ)
+    replays = [r for r in store.replays.list(50) if (r.result or {}).get("candidates")][:REPLAYS_READ]
+    found = [(replay.started_at, of_replay(replay, replay_runs(store, replay))) for replay in replays]
+    told = {run_id for replay in replays for run_id in replay_run_ids(replay)}
+    by_id = {run.id: run for run in runs}
+    for measurement in measurements(runs):
+        if measurement.baseline is not None and measurement.key not in told:
+            at = by_id[measurement.key].started_at if measurement.key in by_id else 0.0
+            found.append((at, measurement))
+    found.sort(key=lambda pair: -pair[0])
+    return [measurement for _, measurement in found if measurement is not None] or measurements(runs)
+
+
+def candidates_for(store: Store, model_flag: str) -> list[dict[str, Any]]:
+    """The newest comparison of formats on an engine's --model, as `runbooks` read candidates; rounds of a canary are
+    no comparison of formats."""
+    for measurement in all_measurements(store):
+        arms = [arm for arm in measurement.arms if not arm.name.startswith(CANARY)]
+        if measurement.model_flag == model_flag and measurement.baseline is not None and len(arms) > 1:
+            return [_candidate(arm) for arm in arms if arm.flags]
+    return []
+
+
+def _candidate(arm: Arm) -> dict[str, Any]:
+    figures = {key: arm.overall.get(key) for key in ("items", "accuracy")}
+    fall = {key: arm.against.get(key) for key in ("drop", "low", "high")}
+    size = None if arm.bytes_per_token is None else round(arm.bytes_per_token)
+    return {
+        "name": arm.name, "flags": dict(arm.flags), "kv_bytes_per_token": size, **figures, **fall,
+        "mean_kl": arm.likelihood.get("mean_kl"), "full_precision": arm.baseline,
+    }  # fmt: skip
 
 
 def tasks_of(arms: Sequence[Arm]) -> list[str]:

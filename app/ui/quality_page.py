@@ -11,7 +11,7 @@ from app.ui import quality_canary, words
 from app.ui.guard import guarded, live, page
 from app.ui.links import link, param
 from app.ui.quality_apply import RULE, running_arm, show_apply
-from app.ui.quality_data import Measurement, measurements, of_replay, replay_run_ids, replay_runs
+from app.ui.quality_data import Measurement, all_measurements
 from app.ui.quality_view import show_measurement, show_model_note, show_recommended
 from app.ui.tables import show_table
 from engine.config import EngineConfig
@@ -20,8 +20,6 @@ from probe.quality.suite import SuiteSpec
 from probe.store import Store
 
 SCENARIO = "int4-degradation"
-RUNS_READ = 200
-REPLAYS_READ = 3
 LINES_SHOWN = 6
 FORMATS = (
     "fp8_e4m3", "int8_per_token_head", "int8k_int4v", "int4_symmetric", "int4_per_token_head", "int4_kivi",
@@ -57,21 +55,6 @@ def show_alert(store: Store) -> None:
             with st.container(horizontal=True):
                 link("alerts", f"Alert {alert.id}", ":material/notifications:", alert=alert.id)
                 link("runbooks", "Runbook", ":material/menu_book:", runbook=alert.runbook, alert=alert.id)
-
-
-def all_measurements(store: Store) -> list[Measurement]:
-    """What replays and comparisons of runs measured, newest first; runs compared with nothing only without those."""
-    runs = store.quality.list(limit=RUNS_READ)
-    replays = [r for r in store.replays.list(50) if (r.result or {}).get("candidates")][:REPLAYS_READ]
-    found = [(replay.started_at, of_replay(replay, replay_runs(store, replay))) for replay in replays]
-    told = {run_id for replay in replays for run_id in replay_run_ids(replay)}
-    by_id = {run.id: run for run in runs}
-    for measurement in measurements(runs):
-        if measurement.baseline is not None and measurement.key not in told:
-            at = by_id[measurement.key].started_at if measurement.key in by_id else 0.0
-            found.append((at, measurement))
-    found.sort(key=lambda pair: -pair[0])
-    return [measurement for _, measurement in found if measurement is not None] or measurements(runs)
 
 
 def show_chosen(runtime: Runtime, found: Sequence[Measurement]) -> None:

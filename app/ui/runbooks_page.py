@@ -14,6 +14,8 @@ from app.ui.apply import Proposal, confirm_embedded, show_summary_of
 from app.ui.forms import given
 from app.ui.guard import guarded, live, page
 from app.ui.links import link, param
+from app.ui.quality_apply import RULE as QUALITY
+from app.ui.quality_data import candidates_for
 from probe.store import Alert, Replay, Store, Target
 from probe.targets import measured_facts
 from runbooks.load import Runbook, get_runbook, list_runbooks
@@ -108,7 +110,11 @@ def propose(store: Store, runbook: Runbook, context: Context) -> Proposal:
                 data = entry.data
                 return Proposal(data["changes"], data["refused"], data["summary"])
     assert context.target is not None
-    answer = recommend(runbook.id, from_facts(measured_facts(store, context.target, context.alert)))
+    facts = measured_facts(store, context.target, context.alert)
+    if runbook.id == QUALITY:
+        model = (facts.get("flags") or {}).get("--model", "")
+        facts["quality_candidates"] = candidates_for(store, str(model))
+    answer = recommend(runbook.id, from_facts(facts))
     data = answer.to_dict()
     return Proposal(data["changes"], data["refused"], data["summary"])
 

@@ -175,6 +175,24 @@ def test_alert_about_quality_leads_to_its_runbook(seeded: Store, use: Use, open_
     assert "Runbook -> runbooks?runbook=kv-quality-drop" in page.text
 
 
+def test_runbook_of_a_live_alert_chooses_among_the_measured_formats(
+    seeded: Store, use: Use, open_page: Open, fake_engine: Open, fire: Open, measured: Measured
+) -> None:
+    measured(seeded, model="testbed-outliers")
+    use(seeded, fake_engine("running"))
+    fire(seeded, "embedded", time.time(), rule="kv-quality-drop")
+    alert = next(alert for alert in seeded.alerts.active() if alert.rule == "kv-quality-drop")
+    page = open_page("runbooks", runbook="kv-quality-drop", alert=str(alert.id))
+    page.assert_calm()
+    assert "120 questions" not in page.text  # measured on another model than this target's
+    measured(seeded)
+    page = open_page("runbooks", runbook="kv-quality-drop", alert=str(alert.id))
+    page.assert_calm()
+    assert "**`int4_kivi`**" in page.text
+    assert "120 questions" in page.text
+    assert page.button("Apply change")
+
+
 def test_measuring_is_started_with_the_chosen_formats(
     seeded: Store, use: Use, fake_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,10 @@ from probe.store import Store
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
-PAGES = {"": "Overview", "engine": "Engine", "incidents": "Incidents", "alerts": "Alerts", "runbooks": "Runbooks"}
+PAGES = {
+    "": "Overview", "engine": "Engine", "incidents": "Incidents", "quality": "Quality", "alerts": "Alerts",
+    "runbooks": "Runbooks",
+}  # fmt: skip
 NewPage = Callable[..., Page]
 StartApp = Callable[..., Any]
 
