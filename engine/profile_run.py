@@ -17,15 +17,15 @@ from engine.config import EngineConfig, ModelDims
 from engine.device import measure_activation_peak
 from engine.models.interface import CausalLM
 from engine.request import SamplingParams
-from engine.runner import allocate_kv_caches
-from engine.sampler import Sampler, SamplingState
+from engine.runner import allocate_kv_caches, prompt_logprobs_rows
+from engine.sampler import Sampler, SamplingState, token_logprobs
 from kernels.attention import AttentionMetadata
 
 Step = list[tuple[int, int]]  # (context_len, query_len) of each sequence; decodes first, as scheduled
 
 
 def activation_peak_bytes(config: EngineConfig, model: CausalLM, dims: ModelDims) -> int:
-    """Measured bytes a step needs at most beyond weights and KV pool: activations, workspace, logits, sampling."""
+    """Measured bytes a step needs at most beyond weights and pool: activations, logits, judging a prompt, sampling."""
     max_model_len = config.resolved_max_model_len(dims)
     caches = allocate_kv_caches(config, dims, 1 + -(-max_model_len // config.block_size), model.device, model.kv_scales)
     sampler = Sampler(model.device, config.seed)
@@ -35,6 +35,8 @@ def activation_peak_bytes(config: EngineConfig, model: CausalLM, dims: ModelDims
     def run(step: Step) -> None:
         input_ids, positions, metadata = _dummy_batch(step, config.block_size, model.device)
         hidden = model.forward(input_ids, positions, caches, metadata)
+        judged = hidden[: prompt_logprobs_rows(dims.vocab_size)]
+        token_logprobs(model.compute_logits(judged), [0] * len(judged), [1] * len(judged))
         last = metadata.query_start_loc[1:] - 1
         sampler.sample(model.compute_logits(hidden.index_select(0, last)), [state] * len(step))
 

@@ -30,7 +30,7 @@ from kernels.kv_cache import LayerKVCache, allocate_kv_cache
 
 log = logging.getLogger("engine")
 
-PROMPT_LOGPROBS_ROWS = 256  # rows of logits held at once for prompt_logprobs, however long the prompt
+PROMPT_LOGPROBS_LOGITS = 2**23  # logits held at once for prompt_logprobs, however long the prompt
 
 
 @dataclass(slots=True)
@@ -74,6 +74,7 @@ class ModelRunner:
         self._block_table = np.zeros((config.max_num_seqs, max_blocks), dtype=np.int32)
         self._free_rows = list(range(config.max_num_seqs))[::-1]
         self._states: dict[str, _State] = {}
+        self._logits_rows = prompt_logprobs_rows(dims.vocab_size)
 
     def kv_scales(self) -> list[LayerScales]:
         """Scales in force of the layers whose cache is fp8."""
@@ -209,8 +210,8 @@ class ModelRunner:
             if state.prompt_logprobs is not None:
                 # The token at position p predicts the one at p + 1, as long as that is still prompt.
                 end = min(start + length, request.num_prompt_tokens - 1)
-                for first in range(start, end, PROMPT_LOGPROBS_ROWS):
-                    last = min(first + PROMPT_LOGPROBS_ROWS, end)
+                for first in range(start, end, self._logits_rows):
+                    last = min(first + self._logits_rows, end)
                     logits = self.model.compute_logits(hidden[offset + first - start : offset + last - start])
                     targets = request.prompt_token_ids[first + 1 : last + 1]
                     counts = [request.params.prompt_logprobs] * len(targets)
@@ -220,6 +221,11 @@ class ModelRunner:
                     state.prompt_logprobs = None
             offset += length
         return complete
+
+
+def prompt_logprobs_rows(vocab_size: int) -> int:
+    """How many prompt tokens are judged at once."""
+    return max(1, min(256, PROMPT_LOGPROBS_LOGITS // vocab_size))
 
 
 def allocate_kv_caches(

@@ -16,6 +16,7 @@ from engine import device as device_module
 from engine.config import ConfigError, EngineConfig
 from engine.device import is_out_of_memory, measure_activation_peak, resolve_device
 from engine.engine import LLMEngine
+from engine.runner import prompt_logprobs_rows
 
 MIB = 1024**2
 CPU = torch.device("cpu")
@@ -178,3 +179,10 @@ def test_a_limit_above_the_hard_one_is_refused_in_words() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
     assert result.returncode == 1
     assert "ulimit -d" in result.stderr
+
+
+@pytest.mark.parametrize("vocab_size", [1_046, 262_144, 2**30])
+def test_judging_a_prompt_holds_few_logits_whatever_the_vocabulary(vocab_size: int) -> None:
+    rows = prompt_logprobs_rows(vocab_size)
+    assert 1 <= rows <= 256
+    assert rows == 1 or rows * vocab_size <= 2**23
