@@ -17,6 +17,12 @@ MEASURED_MS = 300_000  # of a busy machine: three engines start and are asked on
 FLAGS = "--model testbed-outliers --kv-cache-dtype int4_symmetric"
 
 
+def assert_calm(page: Page) -> None:
+    """No traceback and no error box."""
+    expect(page.get_by_test_id("stException")).to_have_count(0)
+    expect(page.get_by_test_id("stAlertContentError")).to_have_count(0)
+
+
 def choose(page: Page, label: str, name: str) -> None:
     """Picks an option of a select box."""
     page.get_by_role("combobox", name=re.compile(label)).click()
@@ -24,21 +30,21 @@ def choose(page: Page, label: str, name: str) -> None:
 
 
 def measure(page: Page) -> None:
-    """Measures full precision, plain INT4 and KIVI with two short conversations each."""
+    """Measures full precision, plain INT4 and KIVI with two conversations each."""
     page.get_by_role("button", name="Measure formats").click()
     dialog = page.get_by_role("dialog")
     for name in ("fp8_e4m3", "int8_per_token_head", "int8k_int4v", "int4_per_token_head"):
         dialog.get_by_role("button", name=re.compile(rf"^(Remove )?{name}\b")).or_(
             dialog.locator("[data-baseweb=tag]", has_text=re.compile(rf"^{name}$")).get_by_role("presentation")
         ).first.click()
-    dialog.get_by_label("Conversations").fill("3")
+    dialog.get_by_label("Conversations").fill("2")
     dialog.get_by_label("Conversations").press("Tab")
     dialog.get_by_role("button", name="Measure", exact=True).click()
 
 
 def test_formats_are_measured_compared_and_applied(start_app: StartApp, new_page: NewPage) -> None:
     app = start_app(KVONCALL_ENGINE_FLAGS=FLAGS, KVONCALL_LOAD_RPS="0")
-    page = new_page(height=2400)
+    page = new_page()
     page.goto(f"{app.url}/quality")
     expect(page.get_by_text("No cache format was measured here yet")).to_be_visible()
     measure(page)
@@ -58,10 +64,16 @@ def test_formats_are_measured_compared_and_applied(start_app: StartApp, new_page
     dialog.get_by_label("Reason").fill("answers got worse")
     dialog.get_by_role("button", name="Apply", exact=True).click()
     expect(page.get_by_text("The embedded engine runs this format.")).to_be_visible()
+    assert_calm(page)
+
+
+def test_canary_is_started_and_stopped(start_app: StartApp, new_page: NewPage) -> None:
+    app = start_app(KVONCALL_LOAD_RPS="0")
+    page = new_page()
+    page.goto(f"{app.url}/quality")
     page.get_by_role("button", name="Start canary").click()
     page.get_by_role("dialog").get_by_role("button", name="Start", exact=True).click()
     expect(page.get_by_role("cell", name="itself: the baseline")).to_be_visible(timeout=MEASURED_MS)
     page.get_by_role("button", name="Stop canary").click()
     expect(page.get_by_role("button", name="Start canary")).to_be_visible()
-    expect(page.get_by_test_id("stException")).to_have_count(0)
-    expect(page.get_by_test_id("stAlertContentError")).to_have_count(0)
+    assert_calm(page)
