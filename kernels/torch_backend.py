@@ -23,8 +23,8 @@ from kernels.torch_write import reshape_and_cache
 
 __all__ = ["mla_attention", "paged_attention", "reshape_and_cache", "write_latent"]
 
-# Elements of keys or values that decodes hold at once: 2 MiB of float32, which stay in the cache.
-WORKSPACE_ELEMENTS = 1 << 19
+# Elements of keys or values that decodes hold at once: 4 MiB of float32, which stay in the cache.
+WORKSPACE_ELEMENTS = 1 << 20
 
 
 def paged_attention(

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.attention import AttentionOptions
 from kernels.formats import Grouping
 from kernels.kv_cache import LayerKVCache, PagedVectors
-from kernels.torch_gather import gather_numbers, paired, token_params, unpaired
+from kernels.torch_gather import LOWER, gather_numbers, paired, token_params, unpaired
 from kernels.torch_plan import Decodes
 from kernels.torch_tiles import TilePlan, tile_plan
 
@@ -73,9 +73,9 @@ def _scores(queries: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor:
     if params.factor != 1.0:
         queries = queries * params.factor
     scores = queries.new_empty((*queries.shape[:2], plan.tile_tokens))
-    queries = paired(queries, part.fmt)
+    by_number = paired(queries, part.fmt, 1 / LOWER)
     for rows, keys in _tiles(part, plan, clean=False):
-        torch.bmm(queries[rows], keys.transpose(1, 2), out=scores[rows])
+        torch.bmm(by_number[rows], keys.transpose(1, 2), out=scores[rows])
     if params.scale is not None:
         scores.mul_(params.scale.reshape(scores.shape[0], 1, -1))
     if params.low is not None:

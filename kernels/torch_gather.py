@@ -17,6 +17,7 @@ from kernels.torch_plan import OpenBlocks
 
 Scratch = dict[tuple[str, torch.dtype], Tensor]
 
+LOWER = 16.0  # what a byte's lower half is read times too large
 _E4M3_BIAS = 256.0  # an e4m3 code moved into fp16's fields reads 2**8 too small, their exponents' biases being 7 and 15
 
 
@@ -46,20 +47,23 @@ def token_params(part: PagedVectors, block_rows: Tensor, open_blocks: OpenBlocks
     return TokenParams(1.0, scale, low)
 
 
-def paired(vectors: Tensor, fmt: VectorFormat) -> Tensor:
-    """vectors [..., head_dim] with channels j and j + head_dim / 2 next to each other where a byte holds both."""
+def paired(vectors: Tensor, fmt: VectorFormat, lower: float = 1.0) -> Tensor:
+    """vectors [..., head_dim] with channels j and j + head_dim / 2 next to each other where a byte holds both.
+
+    lower: what the channel in a byte's lower half is multiplied with.
+    """
     if fmt.elements_per_code == 1:
         return vectors
-    width = vectors.shape[-1] // fmt.elements_per_code
-    return vectors.view(*vectors.shape[:-1], fmt.elements_per_code, width).transpose(-1, -2).flatten(-2)
+    low, high = vectors.chunk(2, -1)
+    return torch.stack((low * lower, high), -1).flatten(-2)
 
 
-def unpaired(vectors: Tensor, fmt: VectorFormat) -> Tensor:
-    """The inverse of paired."""
+def unpaired(numbers: Tensor, fmt: VectorFormat) -> Tensor:
+    """Numbers, or sums of them, [..., head_dim] in the order of a vector's channels, all as large as they should be."""
     if fmt.elements_per_code == 1:
-        return vectors
-    width = vectors.shape[-1] // fmt.elements_per_code
-    return vectors.view(*vectors.shape[:-1], width, fmt.elements_per_code).transpose(-1, -2).flatten(-2)
+        return numbers
+    low, high = numbers.view(*numbers.shape[:-1], -1, 2).unbind(-1)
+    return torch.cat((low / LOWER, high), -1)
 
 
 def gather_numbers(
@@ -67,7 +71,8 @@ def gather_numbers(
 ) -> Tensor:
     """Numbers [len(block_rows), block_size, head_dim] of blocks, channels `paired`, in a buffer of scratch if given.
 
-    block_rows: int64 [n], of the codes viewed as [num_blocks * num_kv_heads, ...].
+    block_rows: int64 [n], of the codes viewed as [num_blocks * num_kv_heads, ...]. Of the two numbers in a byte, that
+    of the lower half comes LOWER times too large.
     """
     codes, fmt = part.codes, part.fmt
     rows, block_size, width = block_rows.shape[0], codes.shape[2], codes.shape[3]
@@ -83,38 +88,37 @@ def gather_numbers(
         _decode(raw.view(rows, block_size, width), fmt.name, numbers, scratch)
     if fmt.grouping is Grouping.CHANNEL and part.params is not None:
         params = part.params.flatten(0, 1).index_select(0, block_rows).float()
-        params = paired(params, fmt)
-        torch.addcmul(params[:, 1:], numbers, params[:, :1], out=numbers)
+        torch.addcmul(paired(params[:, 1:], fmt, LOWER), numbers, paired(params[:, :1], fmt), out=numbers)
     if open_blocks is not None and part.open_blocks is not None and open_blocks.target.numel():
         vectors = part.open_blocks.flatten(0, 1).index_select(0, open_blocks.source).float()
-        numbers.index_copy_(0, open_blocks.target, paired(vectors, fmt))
+        numbers.index_copy_(0, open_blocks.target, paired(vectors, fmt, LOWER))
     return numbers
 
 
 def gather_vectors(part: PagedVectors, block_rows: Tensor, open_blocks: OpenBlocks | None) -> Tensor:
     """float32 vectors [len(block_rows), block_size, head_dim] of blocks, still rotated."""
-    numbers = gather_numbers(part, block_rows, open_blocks)
+    vectors = unpaired(gather_numbers(part, block_rows, open_blocks), part.fmt)
     params = token_params(part, block_rows, open_blocks)
     if params.factor != 1.0:
-        numbers.mul_(params.factor)
+        vectors.mul_(params.factor)
     if params.scale is not None:
-        numbers.mul_(params.scale[:, :, None])
+        vectors.mul_(params.scale[:, :, None])
     if params.low is not None:
-        numbers.add_(params.low[:, :, None])
-    return unpaired(numbers, part.fmt)
+        vectors.add_(params.low[:, :, None])
+    return vectors
 
 
 def _decode(raw: Tensor, name: str, numbers: Tensor, scratch: Scratch) -> None:
     """Turn gathered codes into float32 numbers of the same shape, twice as wide where a byte holds two.
 
-    Two nibbles become the two bytes of a (little-endian) 16-bit word: passes over contiguous memory, several times as
-    fast as filling each half of the numbers.
+    Moved up by four bits, a byte's nibbles lie in the two bytes of a (little-endian) 16-bit word, the lower nibble in
+    the upper half of its byte: passes over contiguous memory, several times as fast as filling each half of the
+    numbers.
     """
     if numbers.shape[2] != raw.shape[2]:
         words = _buffer(scratch, "nibbles", torch.int16, raw.shape)
-        words.copy_(raw.view(torch.uint8))
-        moved = torch.mul(words, 16, out=_buffer(scratch, "moved", torch.int16, raw.shape))
-        numbers.copy_(words.bitwise_or_(moved).bitwise_and_(0x0F0F).view(torch.int8))
+        words.copy_(raw.view(torch.uint8)).mul_(16)
+        numbers.copy_(words.view(torch.uint8))
     elif name.startswith("fp8"):
         numbers.copy_(_fp8_to_half(raw, name, scratch))
     else:
