@@ -136,8 +136,8 @@ def _fp8_to_half(raw: Tensor, name: str, scratch: Scratch) -> Tensor:
     if name == "fp8_e5m2":
         return half.mul_(256).view(torch.float16)
     half.bitwise_and_(-0x81)  # bit 7, a copy of the sign, makes room
-    top = torch.add(half, 1, out=_buffer(scratch, "nan", torch.int16, raw.shape)).bitwise_and_(0x80)
-    half.bitwise_or_(top)  # NaN carried into bit 7, which becomes fp16's top exponent bit
+    if raw.amax() == 0x7F or raw.view(torch.uint8).amax() == 0xFF:  # NaN of either sign; rare, and this is cheap
+        half.bitwise_or_((half + 1).bitwise_and_(0x80))  # carried into bit 7, which becomes fp16's top exponent bit
     return half.mul_(128).view(torch.float16)
 
 
