@@ -1,7 +1,8 @@
 """Decodes with torch operators: dense batches of tiles, in pieces whose keys or values stay in the CPU's cache.
 
 Scores of all tiles, softmax across each sequence's tiles, then values by weight. Quantized codes are multiplied as
-they are: a key's scale and minimum are applied to its score, a value's to its weight.
+they are: a key's scale and minimum are applied to its score, a value's to its weight. Open blocks, in
+full precision, are attended to apart.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from torch import Tensor
 from kernels.attention import AttentionOptions
 from kernels.formats import Grouping
 from kernels.kv_cache import LayerKVCache, PagedVectors
-from kernels.torch_gather import LOWER, gather_numbers, paired, token_params, unpaired
-from kernels.torch_plan import Decodes
+from kernels.torch_gather import LOWER, gather_numbers, gather_open, paired, token_params, unpaired
+from kernels.torch_plan import Decodes, OpenBlocks
 from kernels.torch_tiles import TilePlan, tile_plan
 
 
@@ -69,7 +70,7 @@ def share_softmax(values: Tensor, log_sums: Tensor, plan: TilePlan) -> None:
 
 def _scores(queries: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor:
     """[tiles * num_kv_heads, group, tile_tokens] of queries [tiles * num_kv_heads, group, head_dim], already scaled."""
-    params = token_params(part, plan.block_rows, plan.open_blocks)
+    params = token_params(part, plan.block_rows)
     if params.factor != 1.0:
         queries = queries * params.factor
     scores = queries.new_empty((*queries.shape[:2], plan.tile_tokens))
@@ -80,6 +81,12 @@ def _scores(queries: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor:
         scores.mul_(params.scale.reshape(scores.shape[0], 1, -1))
     if params.low is not None:
         scores.addcmul_(params.low.reshape(scores.shape[0], 1, -1), queries.sum(-1, keepdim=True))
+    if plan.open_blocks is not None:
+        keys = gather_open(part, plan.open_blocks)
+        open_scores = torch.bmm(queries.index_select(0, plan.open_tiles), keys.transpose(1, 2))
+        scores.view(-1, plan.block_size).index_copy_(
+            0, plan.open_rows(queries.shape[1]), open_scores.view(-1, plan.block_size)
+        )
     return scores
 
 
@@ -87,25 +94,46 @@ def _weighted_sum(weights: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor
     """[tiles * num_kv_heads, group, head_dim] of weights [tiles * num_kv_heads, group, tile_tokens]; changes them.
 
     Slots without a token may hold NaN, which times a weight of zero is NaN: parameters and values are cleaned of it.
+    Of formats that keep open blocks, values must have parameters by token.
     """
-    params = token_params(part, plan.block_rows, plan.open_blocks)
+    params = token_params(part, plan.block_rows)
+    attended_open = None
+    if plan.open_blocks is not None:
+        attended_open = _open_sum(weights, part, plan.open_blocks, plan)
     low_sum = None
     if params.low is not None:
         low_sum = torch.bmm(weights, _clean(params.low, plan).transpose(1, 2))
     if params.scale is not None:
         weights.mul_(_clean(params.scale, plan))
-    codes_only = part.fmt.grouping is Grouping.TOKEN and plan.open_blocks is None  # integers, never NaN
     attended = weights.new_empty((*weights.shape[:2], part.codes.shape[3] * part.fmt.elements_per_code))
-    for rows, values in _tiles(part, plan, clean=not codes_only):
+    for rows, values in _tiles(part, plan, clean=part.fmt.grouping is not Grouping.TOKEN):
         torch.bmm(weights[rows], values, out=attended[rows])
     attended = unpaired(attended, part.fmt)
     if params.factor != 1.0:
         attended.mul_(params.factor)
-    return attended if low_sum is None else attended.add_(low_sum)
+    if low_sum is not None:
+        attended.add_(low_sum)
+    if attended_open is not None:
+        attended.index_add_(0, plan.open_tiles, attended_open)
+    return attended
+
+
+def _open_sum(weights: Tensor, part: PagedVectors, open_blocks: OpenBlocks, plan: TilePlan) -> Tensor:
+    """[open blocks, group, head_dim]: the values of open blocks by weight."""
+    group = weights.shape[1]
+    open_weights = weights.view(-1, plan.block_size).index_select(0, plan.open_rows(group))
+    values = gather_open(part, open_blocks)
+    values.view(-1, values.shape[2]).index_fill_(0, plan.open_empty, 0.0)
+    return torch.bmm(open_weights.view(-1, group, plan.block_size), values)
 
 
 def _clean(params: Tensor, plan: TilePlan) -> Tensor:
-    """params [tiles * num_kv_heads * tile_blocks, block_size] as [tiles * num_kv_heads, 1, tile_tokens], hidden: 0."""
+    """params [tiles * num_kv_heads * tile_blocks, block_size] as [tiles * num_kv_heads, 1, tile_tokens].
+
+    Zero where hidden and for open blocks.
+    """
+    if plan.open_blocks is not None:
+        params.index_fill_(0, plan.open_blocks.target, 0.0)
     params = params.reshape(-1)
     if (hidden := plan.hidden_entries(plan.block_rows.shape[1])) is not None:
         params.index_fill_(0, hidden, 0.0)
@@ -120,7 +148,7 @@ def _tiles(part: PagedVectors, plan: TilePlan, *, clean: bool) -> Iterator[tuple
     num_kv_heads = plan.block_rows.shape[1]
     for piece in plan.pieces:
         block_rows = plan.block_rows[piece.first : piece.last].flatten()
-        numbers = gather_numbers(part, block_rows, piece.open_blocks, plan.scratch)
+        numbers = gather_numbers(part, block_rows, plan.scratch)
         numbers = numbers.view(-1, numbers.shape[2])
         if clean and piece.hidden is not None:
             numbers.index_fill_(0, piece.hidden, 0.0)

@@ -1,7 +1,7 @@
 """Gathers blocks of a paged cache and turns their codes into float32 numbers, for decodes and prefill chunks alike.
 
 A number times the parameters of its group is the vector's element. Decodes apply per-token parameters to scores and
-weights instead, which are far fewer; per-channel parameters and open blocks are dealt with here.
+weights instead, which are far fewer, and attend to open blocks apart; per-channel parameters are dealt with here.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class TokenParams:
     low: Tensor | None
 
 
-def token_params(part: PagedVectors, block_rows: Tensor, open_blocks: OpenBlocks | None) -> TokenParams:
-    """Parameters of the tokens of these rows of blocks; open blocks hold the elements themselves."""
+def token_params(part: PagedVectors, block_rows: Tensor) -> TokenParams:
+    """Parameters of the tokens of these rows of blocks."""
     fmt = part.fmt
     if fmt.name.startswith("fp8"):
         return TokenParams(part.scale * (_E4M3_BIAS if fmt.name == "fp8_e4m3" else 1.0), None, None)
@@ -40,10 +40,6 @@ def token_params(part: PagedVectors, block_rows: Tensor, open_blocks: OpenBlocks
     gathered = part.params.flatten(0, 1).index_select(0, block_rows.flatten()).float()
     scale = gathered[:, 0]
     low = gathered[:, 1] if fmt.num_params == 2 else scale * -fmt.code_offset if fmt.code_offset else None
-    if open_blocks is not None:
-        scale.index_fill_(0, open_blocks.target, 1.0)
-        if low is not None:
-            low.index_fill_(0, open_blocks.target, 0.0)
     return TokenParams(1.0, scale, low)
 
 
@@ -66,9 +62,7 @@ def unpaired(numbers: Tensor, fmt: VectorFormat) -> Tensor:
     return torch.cat((low / LOWER, high), -1)
 
 
-def gather_numbers(
-    part: PagedVectors, block_rows: Tensor, open_blocks: OpenBlocks | None, scratch: Scratch | None = None
-) -> Tensor:
+def gather_numbers(part: PagedVectors, block_rows: Tensor, scratch: Scratch | None = None) -> Tensor:
     """Numbers [len(block_rows), block_size, head_dim] of blocks, channels `paired`, in a buffer of scratch if given.
 
     block_rows: int64 [n], of the codes viewed as [num_blocks * num_kv_heads, ...]. Of the two numbers in a byte, that
@@ -89,22 +83,27 @@ def gather_numbers(
     if fmt.grouping is Grouping.CHANNEL and part.params is not None:
         params = part.params.flatten(0, 1).index_select(0, block_rows).float()
         torch.addcmul(paired(params[:, 1:], fmt, LOWER), numbers, paired(params[:, :1], fmt), out=numbers)
-    if open_blocks is not None and part.open_blocks is not None and open_blocks.target.numel():
-        vectors = part.open_blocks.flatten(0, 1).index_select(0, open_blocks.source).float()
-        numbers.index_copy_(0, open_blocks.target, paired(vectors, fmt, LOWER))
     return numbers
+
+
+def gather_open(part: PagedVectors, open_blocks: OpenBlocks) -> Tensor:
+    """float32 vectors [len(source), block_size, head_dim] of open blocks."""
+    assert part.open_blocks is not None
+    return part.open_blocks.flatten(0, 1).index_select(0, open_blocks.source).float()
 
 
 def gather_vectors(part: PagedVectors, block_rows: Tensor, open_blocks: OpenBlocks | None) -> Tensor:
     """float32 vectors [len(block_rows), block_size, head_dim] of blocks, still rotated."""
-    vectors = unpaired(gather_numbers(part, block_rows, open_blocks), part.fmt)
-    params = token_params(part, block_rows, open_blocks)
+    vectors = unpaired(gather_numbers(part, block_rows), part.fmt)
+    params = token_params(part, block_rows)
     if params.factor != 1.0:
         vectors.mul_(params.factor)
     if params.scale is not None:
         vectors.mul_(params.scale[:, :, None])
     if params.low is not None:
         vectors.add_(params.low[:, :, None])
+    if open_blocks is not None:
+        vectors.index_copy_(0, open_blocks.target, gather_open(part, open_blocks))
     return vectors
 
 

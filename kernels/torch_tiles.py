@@ -22,7 +22,7 @@ TILE_SIZES = (32, 64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class Piece:
-    """Tiles [first, last) of the decodes, and what is hidden or open among them, counted from the piece's start.
+    """Tiles [first, last) of the decodes, and what is hidden among them, counted from the piece's start.
 
     hidden: int64, indices into [tiles, num_kv_heads, tile_tokens] of what no query sees; None if there are none.
     """
@@ -30,7 +30,6 @@ class Piece:
     first: int
     last: int
     hidden: Tensor | None
-    open_blocks: OpenBlocks | None
 
 
 @dataclass
@@ -55,6 +54,7 @@ class TilePlan:
     piece_tiles: int
     scratch: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
     _entries: dict[int, Tensor] = field(default_factory=dict)
+    _open_rows: dict[int, Tensor] = field(default_factory=dict)
 
     @cached_property
     def tile_queries(self) -> Tensor:
@@ -70,13 +70,45 @@ class TilePlan:
         return self.block_rows.shape[2] * self.block_size
 
     def hidden_entries(self, num_heads: int) -> Tensor | None:
-        """Indices int64 into [tiles, num_heads, tile_tokens] of what is hidden: few, so cheaper than a mask; rising."""
+        """Indices int64 into [tiles, num_heads, tile_tokens] of what is hidden: fewer than a mask has; by tile."""
         if self.hidden is not None and num_heads not in self._entries:
-            tiles, offsets = np.nonzero(self.hidden.numpy())
+            tiles, offsets = self._hidden_at
             starts = (tiles * (num_heads * self.tile_tokens) + offsets)[:, None]
             flat = (starts + np.arange(num_heads) * self.tile_tokens).ravel()
             self._entries[num_heads] = torch.from_numpy(flat)
         return self._entries.get(num_heads)
+
+    @cached_property
+    def _hidden_at(self) -> tuple[Ints, Ints]:
+        """Tile and offset of each hidden slot."""
+        assert self.hidden is not None
+        flat = np.flatnonzero(self.hidden.numpy())
+        return flat // self.tile_tokens, flat % self.tile_tokens
+
+    @cached_property
+    def open_tiles(self) -> Tensor:
+        """int64 [open blocks], into [tiles * num_kv_heads]: where each belongs."""
+        assert self.open_blocks is not None
+        return self.open_blocks.target // self.block_rows.shape[2]
+
+    def open_rows(self, group: int) -> Tensor:
+        """int64 [open blocks * group], into [tiles * num_kv_heads * group * tile_blocks]: their scores and weights."""
+        if group not in self._open_rows:
+            assert self.open_blocks is not None
+            tile_blocks = self.block_rows.shape[2]
+            first = self.open_tiles * (group * tile_blocks) + self.open_blocks.target % tile_blocks
+            self._open_rows[group] = (first[:, None] + torch.arange(group) * tile_blocks).flatten()
+        return self._open_rows[group]
+
+    @cached_property
+    def open_empty(self) -> Tensor:
+        """int64, into [open blocks * block_size]: slots that no query sees."""
+        assert self.open_blocks is not None
+        if self.hidden is None:
+            return self.open_blocks.target[:0]
+        num_kv_heads, tile_blocks = self.block_rows.shape[1:]
+        block = self.open_tiles // num_kv_heads * tile_blocks + self.open_blocks.target % tile_blocks
+        return torch.from_numpy(np.flatnonzero(self.hidden.view(-1, self.block_size)[block].numpy()))
 
     @cached_property
     def positions(self) -> Tensor:
@@ -90,24 +122,20 @@ class TilePlan:
     @cached_property
     def pieces(self) -> list[Piece]:
         """The tiles, cut so that keys or values of a piece fit the workspace."""
-        num_kv_heads, tile_blocks = self.block_rows.shape[1:]
+        num_kv_heads = self.block_rows.shape[1]
         hidden = self.hidden_entries(num_kv_heads)
         pieces = []
         for first in range(0, self.num_tiles, self.piece_tiles):
             last = min(first + self.piece_tiles, self.num_tiles)
-            inside = None if hidden is None else _between(hidden, first, last, num_kv_heads * self.tile_tokens)[0]
-            opened = None
-            if self.open_blocks is not None:
-                target, which = _between(self.open_blocks.target, first, last, num_kv_heads * tile_blocks)
-                opened = OpenBlocks(target, self.open_blocks.source[which])
-            pieces.append(Piece(first, last, inside, opened))
+            inside = None if hidden is None else _between(hidden, first, last, num_kv_heads * self.tile_tokens)
+            pieces.append(Piece(first, last, inside))
         return pieces
 
 
-def _between(indices: Tensor, first: int, last: int, per_tile: int) -> tuple[Tensor, slice]:
-    """Those of rising indices that lie in tiles [first, last), counted from there, and where they stood."""
+def _between(indices: Tensor, first: int, last: int, per_tile: int) -> Tensor:
+    """Those of indices, sorted by tile, that lie in tiles [first, last), counted from there."""
     begin, end = torch.searchsorted(indices, torch.tensor([first * per_tile, last * per_tile])).tolist()
-    return indices[begin:end] - first * per_tile, slice(begin, end)
+    return indices[begin:end] - first * per_tile
 
 
 def tile_plan(decodes: Decodes) -> TilePlan:
