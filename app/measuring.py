@@ -16,7 +16,7 @@ from pathlib import Path
 
 from engine.config import ConfigError, apply_changes
 from engine.supervisor import EngineStartError
-from probe.quality.candidates import format_arms, measure_all
+from probe.quality.candidates import format_arms
 from probe.quality.lab import Lab
 from probe.quality.suite import QualityError, SuiteSpec
 from probe.store import Store, StoreError
@@ -95,9 +95,12 @@ class Measuring:
         first, *others = format_arms(formats)
         plain = apply_changes(list(base_flags), dict.fromkeys(CACHE_FLAGS))
         with Lab(self._store, plain, log_dir=self._log_dir, progress=self._note) as lab:
-            baseline = lab.measure(first, spec, following=others[0] if others else None)
+            baseline = lab.measure(first, spec)
             self._count()
-            for _ in measure_all(lab, others, spec, baseline):
+            if self._stop.is_set():
+                self._note("stopped; what was measured is kept")
+                return
+            for _ in lab.measure_all(others, spec, baseline=baseline):
                 self._count()
                 if self._stop.is_set():
                     self._note("stopped; what was measured is kept")

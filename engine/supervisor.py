@@ -91,7 +91,8 @@ class EngineSupervisor:
     """Owns one engine process. `on_exit` is told every end of it, asked for or not, from a watcher thread.
 
     The port is the one in `flags`, or a free one that is kept over restarts. With `auto_restart` an engine
-    that dies unasked is started again, after 1, 2, 4 s, at most 3 times in 5 minutes.
+    that dies unasked is started again, after 1, 2, 4 s, at most 3 times in 5 minutes. `threads`: how many it computes
+    with (default: one a core).
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class EngineSupervisor:
         name: str = "embedded",
         on_exit: Callable[[EngineExit], None] | None = None,
         auto_restart: bool = False,
+        threads: int | None = None,
     ) -> None:
+        self._threads = threads
         self._flags = tuple(flags)
         self._log_file = Path(log_dir) / f"{name}.log"
         self._name = name
@@ -230,7 +233,7 @@ class EngineSupervisor:
                 stdin=subprocess.PIPE,
                 stdout=log_stream,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env=_environment(self._threads),
                 start_new_session=True,  # Ctrl-C in the parent's terminal is the parent's to handle
             )
         child = _Child(process, port, time.time(), self._log_file, threading.Event())
@@ -394,9 +397,12 @@ def _is_healthy(address: str, port: int, pid: int) -> bool:
         connection.close()
 
 
-def _environment() -> dict[str, str]:
+def _environment(threads: int | None) -> dict[str, str]:
     """The child's environment: this source tree first, unbuffered, few malloc arenas (each would count
     against the memory limit)."""
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-    return {"MALLOC_ARENA_MAX": "2"} | os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    set_here = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    if threads is not None:
+        set_here["OMP_NUM_THREADS"] = str(threads)
+    return {"MALLOC_ARENA_MAX": "2"} | os.environ | set_here

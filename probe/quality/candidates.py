@@ -6,7 +6,7 @@ distributions move (mean KL) ranks them. Rules such as "first and last two" are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -82,12 +82,6 @@ def with_front(candidates: Sequence[Candidate]) -> list[Candidate]:
     return marked
 
 
-def measure_all(lab: Lab, arms: Sequence[Arm], spec: SuiteSpec, baseline: QualityRun) -> Iterator[QualityRun]:
-    """One run an arm, in order; the next arm's engine starts while this one is measured."""
-    for arm, following in zip(arms, [*arms[1:], None], strict=True):
-        yield lab.measure(arm, spec, baseline=baseline, following=following)
-
-
 def format_arms(formats: Sequence[str] = FORMATS) -> list[Arm]:
     """One format for all layers."""
     return [Arm(name, {DTYPE: name, LAYERS: None}) for name in formats]
@@ -121,7 +115,7 @@ def layer_figures(
     `spec` must take likelihoods, which tell small harms apart sooner than right and wrong answers do.
     """
     figures = []
-    for layer, run in enumerate(measure_all(lab, layer_arms(dtype, full, num_layers), spec, baseline)):
+    for layer, run in enumerate(lab.measure_all(layer_arms(dtype, full, num_layers), spec, baseline=baseline)):
         likelihood = (run.result or {})["likelihood"]
         figures.append(
             {"layer": layer, "mean_kl": likelihood["mean_kl"], "top1_agreement": likelihood["top1_agreement"]}

@@ -165,10 +165,10 @@ class _Measurement:
             return
         arms = [Arm(name, {"--kv-cache-dtype": name}) for name in _words(options.dtypes or DEFAULT_DTYPES)]
         with self._lab(self._base_flags()) as lab:
-            for found, following in zip(arms, [*arms[1:], None], strict=True):
-                run = lab.measure(found, self._spec, baseline=baseline, text=self._text, following=following)
-                baseline = baseline or run
-                yield run
+            if baseline is None:
+                baseline = lab.measure(arms.pop(0), self._spec, text=self._text)
+                yield baseline
+            yield from lab.measure_all(arms, self._spec, baseline=baseline, text=self._text)
 
     def resumed(self, run_id: str) -> Iterator[QualityRun]:
         """An incomplete run, gone on with."""

@@ -1,15 +1,17 @@
 """Measures arms on engines of its own: one embedded engine an arm, started, asked, stopped.
 
-These engines are no targets and nobody watches them. At most one more engine than the measured one runs: the next
-arm's, so that its start-up overlaps the present measurement.
+These engines are no targets and nobody watches them. Two arms are measured at a time where there are two cores, each
+engine with its share of them: small models gain little from a second thread, and start-ups overlap with measurements.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +26,8 @@ from probe.store import QualityRun, Store
 TARGET = "lab"
 """The target that runs of a lab are stored under."""
 START_TIMEOUT_S = 300.0  # a GGUF model on a busy machine takes minutes
-
 DEATH_SETTLES_S = 2.0
+MOST_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -34,48 +36,6 @@ class Arm:
 
     name: str
     flags: Mapping[str, Any] = field(default_factory=dict)
-
-
-class _Start:
-    """An engine on its way up, in a thread of its own."""
-
-    def __init__(self, arm: Arm, supervisor: EngineSupervisor, api_key: str | None) -> None:
-        self.arm = arm
-        self.api_key = api_key
-        self.supervisor = supervisor
-        self._abandoned = False
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"start-{arm.name}", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        if self._abandoned:
-            return
-        try:
-            self.supervisor.start(timeout_s=START_TIMEOUT_S)
-        except BaseException as error:
-            self._error = error
-
-    def wait(self) -> str:
-        """The engine's address once it answers; raises what its start raised."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return str(self.supervisor.base_url)
-
-    def death(self) -> str | None:
-        """How the engine ended, where it did; a death is noticed within moments of the connection's."""
-        deadline = time.monotonic() + DEATH_SETTLES_S
-        while self.supervisor.status().state == "running" and time.monotonic() < deadline:
-            time.sleep(0.05)
-        ended = self.supervisor.status().last_exit
-        return ended.message if ended else None
-
-    def stop(self) -> None:
-        self._abandoned = True
-        self.supervisor.stop()  # interrupts a start
-        self._thread.join()
-        self.supervisor.stop()  # of a start that began after the first one
 
 
 class Lab:
@@ -88,7 +48,9 @@ class Lab:
         self._base_flags = list(base_flags)
         self._log_dir = log_dir
         self._progress = progress
-        self._prepared: _Start | None = None
+        self._lock = threading.Lock()
+        self._running: set[EngineSupervisor] = set()
+        self._closed = False
 
     def __enter__(self) -> Lab:
         return self
@@ -96,17 +58,15 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._discard()
+        self.close()
 
-    def prepare(self, arm: Arm) -> None:
-        """Begin to start the engine of the arm to be measured next; returns at once.
-
-        Raises `ConfigError` for flags that make no sense. An engine prepared before and not measured is stopped.
-        """
-        if self._prepared is not None and self._prepared.arm == arm:
-            return
-        self._discard()
-        self._prepared = self._start(arm)
+    def close(self) -> None:
+        """Stop every engine and start no more; what is being measured ends as incomplete."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+        for supervisor in running:
+            supervisor.stop()
 
     def measure(
         self,
@@ -116,48 +76,87 @@ class Lab:
         baseline: QualityRun | None = None,
         resume: QualityRun | None = None,
         text: str | None = None,
-        following: Arm | None = None,
+        threads: int | None = None,
     ) -> QualityRun:
-        """Start the arm's engine (or take the prepared one), run the suite, stop it; `label` is the arm's name.
+        """Start the arm's engine, run the suite, stop it; `label` is the arm's name.
 
-        `following`: prepare this arm meanwhile. Raises `ConfigError`, `EngineStartError` and `QualityError`.
+        `threads`: cores the engine may compute on (default: all). Raises `ConfigError` for flags that make no sense,
+        `EngineStartError` and `QualityError`.
         """
-        if self._prepared is not None and self._prepared.arm == arm:
-            start, self._prepared = self._prepared, None
-        else:
-            start = self._start(arm)
+        flags = self._flags(arm)
+        name = "lab-" + re.sub(r"[^A-Za-z0-9._-]+", "-", arm.name)
+        supervisor = EngineSupervisor(flags, log_dir=self._log_dir, name=name, threads=threads)
+        with self._lock:
+            self._running.add(supervisor)
         try:
-            url = start.wait()
-            if following is not None:
-                self.prepare(following)
-            return self._ask(start, url, arm, spec, baseline=baseline, resume=resume, text=text)
+            self._refuse_when_closed()
+            supervisor.start(timeout_s=START_TIMEOUT_S)
+            self._refuse_when_closed()
+            api_key = EngineConfig.from_args(flags).api_key
+            return self._ask(supervisor, arm, spec, api_key=api_key, baseline=baseline, resume=resume, text=text)
         finally:
-            start.stop()
+            supervisor.stop()
+            with self._lock:
+                self._running.discard(supervisor)
 
-    def _ask(self, start: _Start, url: str, arm: Arm, spec: SuiteSpec, **more: Any) -> QualityRun:
+    def measure_all(
+        self,
+        arms: Sequence[Arm],
+        spec: SuiteSpec,
+        *,
+        baseline: QualityRun | None = None,
+        text: str | None = None,
+    ) -> Iterator[QualityRun]:
+        """The arms' runs in order, as they are done. The first failure ends the rest; raises as `measure` does.
+
+        A generator that is not read to its end closes the lab.
+        """
+        for arm in arms:
+            self._flags(arm)  # nonsense is refused before anything starts
+        cores = os.cpu_count() or 1
+        workers = min(MOST_AT_ONCE, cores)
+        with ThreadPoolExecutor(workers, thread_name_prefix="lab") as pool:
+            runs = [
+                pool.submit(self.measure, arm, spec, baseline=baseline, text=text, threads=cores // workers)
+                for arm in arms
+            ]
+            try:
+                for run in runs:
+                    yield run.result()
+            finally:
+                if any(not run.done() for run in runs) or any(run.exception() for run in runs):
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    self.close()
+
+    def _flags(self, arm: Arm) -> list[str]:
+        return apply_changes(self._base_flags, arm.flags)
+
+    def _refuse_when_closed(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise QualityError("the measurement was stopped")
+
+    def _ask(self, supervisor: EngineSupervisor, arm: Arm, spec: SuiteSpec, **more: Any) -> QualityRun:
         try:
             return run_suite(
                 self._store,
-                url,
+                str(supervisor.base_url),
                 spec,
                 target=TARGET,
                 label=arm.name,
-                api_key=start.api_key,
                 patience_s=0.0,  # nobody restarts this engine
                 progress=self._progress,
                 **more,
             )
         except QualityError as error:
-            death = start.death()
+            death = _death(supervisor)
             raise QualityError(f"{death}; {error}" if death else str(error), error.run_id) from None
 
-    def _start(self, arm: Arm) -> _Start:
-        flags = apply_changes(self._base_flags, arm.flags)
-        name = "lab-" + re.sub(r"[^A-Za-z0-9._-]+", "-", arm.name)
-        supervisor = EngineSupervisor(flags, log_dir=self._log_dir, name=name)
-        return _Start(arm, supervisor, EngineConfig.from_args(flags).api_key)
 
-    def _discard(self) -> None:
-        if self._prepared is not None:
-            self._prepared.stop()
-            self._prepared = None
+def _death(supervisor: EngineSupervisor) -> str | None:
+    """How the engine ended, where it did; a death is noticed within moments of the connection's."""
+    deadline = time.monotonic() + DEATH_SETTLES_S
+    while supervisor.status().state == "running" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ended = supervisor.status().last_exit
+    return ended.message if ended else None

@@ -21,7 +21,6 @@ from probe.quality.candidates import (
     candidate,
     format_arms,
     layer_figures,
-    measure_all,
     mixed_arms,
     with_front,
 )
@@ -33,7 +32,7 @@ from probe.replay.observation import Observation
 from probe.store import QualityRun
 
 CONCURRENCY = 16  # conversations at once, as when candidates are measured
-ROUNDS = 2  # as many as the alert wants to see in a row
+ROUNDS = 2  # worse ones in a row that the alert wants to see; a single good one ends it
 
 
 @dataclass(frozen=True)
@@ -68,16 +67,17 @@ class QualityExercise:
         baseline = run_suite(
             bench.store, bench.drill.base_url, plan.spec, target=bench.drill.name, label=f"full precision, {plan.full}"
         )
-        self._keep("before", baseline)
+        self._runs["before"] = baseline
+        bench.note(_run_sentence(baseline), {"run_id": baseline.id, "result": baseline.result})
         flags = apply_changes(bench.drill.flags, {DTYPE: plan.incident})
         started_at = time.time()
         bench.note(f"the operator sets {DTYPE} {plan.incident}", {"flags": flags})
         bench.restart(flags)
-        return self._measured("incident", started_at)
+        return self._measured("incident", ROUNDS, started_at)
 
     def again(self) -> Observation:
         """The same questions on the engine as it runs now."""
-        return self._measured("after", time.time())
+        return self._measured("after", 1, time.time())
 
     def facts(self) -> dict[str, Any]:
         """Measures the layers one by one, then every candidate, on engines of their own."""
@@ -96,7 +96,7 @@ class QualityExercise:
             self._layers = layer_figures(lab, judged, baseline, plan.incident, plan.full, num_layers)
             bench.note(_layer_sentence(self._layers), {"layers": self._layers})
             arms = [*format_arms(), *mixed_arms(plan.incident, plan.full, self._layers)]
-            for arm, run in zip(arms, measure_all(lab, arms, plan.spec, baseline), strict=True):
+            for arm, run in zip(arms, lab.measure_all(arms, plan.spec, baseline=baseline), strict=True):
                 found.append(candidate(arm.name, arm.flags, run))
                 bench.note(_candidate_sentence(found[-1]), {"candidate": found[-1].to_dict()})
         self._candidates = with_front(found)
@@ -112,24 +112,21 @@ class QualityExercise:
             "layers": self._layers,
         }
 
-    def _measured(self, name: str, started_at: float) -> Observation:
+    def _measured(self, name: str, rounds: int, started_at: float) -> Observation:
         """The canary's rounds on the engine as it runs; the first one is the phase's figure."""
         bench = self._bench
         canary = Canary(
             bench.store, bench.drill.name, bench.drill.base_url, self._plan.spec, self._runs["before"],
             interval_s=0.0, concurrency=CONCURRENCY,
         )  # fmt: skip
-        for number in range(1, ROUNDS + 1):
+        for number in range(1, rounds + 1):
             run = canary.round()
             if number == 1:
-                self._keep(name, run)
-            bench.note(f"canary round {number} of {ROUNDS}: {_run_sentence(run)}", {"run_id": run.id})
+                self._runs[name] = run
+            note = f"canary round {number} of {rounds}: {_run_sentence(run)}"
+            bench.note(note, {"run_id": run.id, "result": run.result})
         ended_at = settle(bench)
         return Observation(started_at, ended_at, quality=self._quality(name))
-
-    def _keep(self, name: str, run: QualityRun) -> None:
-        self._runs[name] = run
-        self._bench.note(_run_sentence(run), {"run_id": run.id, "result": run.result})
 
     def _quality(self, name: str) -> Mapping[str, Any]:
         """The figures of one phase, beside those of full precision."""
@@ -170,7 +167,7 @@ def _layer_sentence(layers: list[dict[str, Any]]) -> str:
 
 def fall(against: Mapping[str, Any]) -> str:
     """A paired difference with its interval."""
-    return f"{points(against['drop'])} [{points(against['low'])}, {points(against['high'])}]"
+    return f"{points(against['drop'])} [{against['low'] * 100:.1f}, {against['high'] * 100:.1f}]"
 
 
 def points(share: float) -> str:

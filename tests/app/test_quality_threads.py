@@ -47,10 +47,13 @@ class FakeLab:
     def __exit__(self, *_: object) -> None:
         FakeLab.left = True
 
-    def measure(self, arm: Any, spec: SuiteSpec, *, baseline: Any = None, following: Any = None) -> Any:
+    def measure(self, arm: Any, spec: SuiteSpec, *, baseline: Any = None) -> Any:
         self.progress(f"{arm.name}: 1 of 2 items")
         FakeLab.compared.append((arm.name, baseline))
         return FakeLab.answer(arm.name)
+
+    def measure_all(self, arms: Any, spec: SuiteSpec, *, baseline: Any) -> Iterator[Any]:
+        return (self.measure(arm, spec, baseline=baseline) for arm in arms)
 
     flags: list[str]
     left = False

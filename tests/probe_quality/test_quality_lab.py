@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.config import ConfigError
+from engine.supervisor import EngineStartError
 from probe.cli import main
 from probe.quality.lab import Arm, Lab
 from probe.quality.suite import QualityError, SuiteSpec
@@ -39,11 +41,13 @@ def engines() -> list[int]:
     return found
 
 
-def test_arms_are_measured_on_engines_that_go_away(store: Store, lab: Lab, wait_until: Callable[..., None]) -> None:
+def test_arms_are_measured_on_engines_that_go_away(store: Store, lab: Lab) -> None:
     full, int4 = Arm("full", {"--kv-cache-dtype": "float16"}), Arm("int4", {"--kv-cache-dtype": "int4_symmetric"})
-    baseline = lab.measure(full, SPEC, following=int4)
-    wait_until(lambda: len(engines()) == 1, "the next arm's engine")
-    run = lab.measure(int4, SPEC, baseline=baseline)
+    baseline = lab.measure(full, SPEC)
+    other = Arm("int8", {"--kv-cache-dtype": "int8_per_token_head"})
+    runs = list(lab.measure_all([other, int4], SPEC, baseline=baseline))
+    assert [found.label for found in runs] == ["int8", "int4"]
+    run = runs[1]
     assert engines() == []
     assert (baseline.target, baseline.label, baseline.facts["kv_cache_dtype"]) == ("lab", "full", "float16")
     assert run.facts["kv_cache_dtype"] == "int4_symmetric"
@@ -56,20 +60,32 @@ def test_arms_are_measured_on_engines_that_go_away(store: Store, lab: Lab, wait_
     assert store.targets.list(active=None) == []
 
 
-def test_leaving_the_lab_stops_a_prepared_engine(lab: Lab, wait_until: Callable[..., None]) -> None:
-    lab.prepare(Arm("a"))
-    lab.prepare(Arm("b"))
-    wait_until(lambda: len(engines()) == 1, "the engine of the second arm")
-    lab.__exit__(None, None, None)
+def test_a_measurement_given_up_leaves_no_engine(lab: Lab) -> None:
+    runs = lab.measure_all([Arm("a"), Arm("b"), Arm("c")], SPEC)
+    assert next(runs).label == "a"
+    runs.close()  # type: ignore[attr-defined]
+    assert engines() == []
+    with pytest.raises(QualityError, match="was stopped"):
+        lab.measure(Arm("d"), SPEC)
     assert engines() == []
 
 
-def test_an_engine_is_stopped_however_early_it_is_given_up(lab: Lab) -> None:
-    for _ in range(5):
-        lab.prepare(Arm("a"))
-        lab.prepare(Arm("b"))
-    lab.__exit__(None, None, None)
+def test_leaving_the_lab_ends_what_another_thread_measures(lab: Lab, wait_until: Callable[..., None]) -> None:
+    ended: list[Exception] = []
+
+    def measure() -> None:
+        try:
+            lab.measure(Arm("a"), SPEC)
+        except (QualityError, EngineStartError) as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    wait_until(lambda: len(engines()) == 1, "the engine")
+    lab.close()
+    thread.join()
     assert engines() == []
+    assert ended
 
 
 def test_an_engine_that_dies_is_told_with_its_reason_and_the_run_can_go_on(store: Store, tmp_path: Path) -> None:
@@ -90,7 +106,7 @@ def test_an_engine_that_dies_is_told_with_its_reason_and_the_run_can_go_on(store
 
 def test_flags_that_make_no_sense_are_refused_before_anything_starts(lab: Lab) -> None:
     with pytest.raises(ConfigError, match="int3"):
-        lab.prepare(Arm("x", {"--kv-cache-dtype": "int3"}))
+        list(lab.measure_all([Arm("good"), Arm("x", {"--kv-cache-dtype": "int3"})], SPEC))
     assert engines() == []
 
 

@@ -33,6 +33,7 @@ class Int4Degradation:
     variant: str = "outliers"
     turns: int = 20
     conversations: int = 12
+    context: int = 1024  # tokens of a whole conversation
     first_seed: int = 2000  # held out of training
     pool_bytes: int = 48 * MIB
     max_num_seqs: int = 16
@@ -82,7 +83,7 @@ class Int4Degradation:
             turns=self.turns,
             conversations=self.conversations,
             first_seed=self.first_seed,
-            context=bench.endpoint.max_model_len,
+            context=self.context,
         )
         return QualityExercise(bench, QualityPlan(spec, FULL, INCIDENT))
 
