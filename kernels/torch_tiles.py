@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.torch_plan import Decodes, Ints, OpenBlocks, PlanKey, open_blocks_at
 
 # A tile costs about as much as this many more tokens, so short tiles waste time and long ones waste padding.
-TILE_OVERHEAD = 16
+TILE_OVERHEAD = 4
 MERGE_OVERHEAD = 512  # and merging a sequence's tiles about as much as so many, once
 TILE_SIZES = (32, 64, 128, 256, 512)
 
