@@ -18,6 +18,8 @@ from app.ui.guard import live
 from app.ui.links import link
 from app.ui.quality_data import Arm, Measurement, full_precision_bytes, recommended
 from engine.config import EngineConfig
+from runbooks.facts import TargetFacts, from_facts
+from runbooks.remedies.format_pool import cost_in_words, pool_after
 
 RULE = "kv-quality-drop"
 
@@ -38,7 +40,7 @@ def _unset(now: Mapping[str, Any]) -> dict[str, Any]:
     return {flag: "auto" if flag == "--kv-cache-dtype" else None for flag in now}
 
 
-def changes_to(arm: Arm, flags: Sequence[str], full: float | None, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+def changes_to(arm: Arm, flags: Sequence[str], full: float | None, facts: TargetFacts) -> list[dict[str, Any]]:
     """Changes with the keys of `FlagChange.to_dict()` that bring an engine with `flags` to the arm's format.
 
     Flags of the cache that the arm was measured without go back to their defaults: it was measured so.
@@ -52,7 +54,7 @@ def changes_to(arm: Arm, flags: Sequence[str], full: float | None, plan: Mapping
         {
             "flag": flag, "from": value, "to": wanted[flag], "why": why, "restart": True,
             "expected": "answers as right as measured for this format; the canary's next rounds show it",
-            "cost": _pool(arm, plan),
+            "cost": _cost(arm, facts, wanted),
             "rollback": f"restart with {flag} {value}" if value is not None else f"restart without {flag}",
         }
         for flag, value in now.items()
@@ -60,13 +62,10 @@ def changes_to(arm: Arm, flags: Sequence[str], full: float | None, plan: Mapping
     ]  # fmt: skip
 
 
-def _pool(arm: Arm, plan: Mapping[str, Any]) -> str:
-    """What the pool then holds."""
-    size, now = plan.get("kv_cache_bytes"), plan.get("kv_cache_size_tokens")
-    if not (size and now and arm.bytes_per_token) or plan.get("source") == "num_gpu_blocks_override":
-        return "the pool's size in tokens changes with the bytes per token"
-    tokens = int(size / arm.bytes_per_token)
-    return f"a pool of {words.size(size)} then holds about {words.count(tokens)} tokens (now {words.count(now)})"
+def _cost(arm: Arm, facts: TargetFacts, wanted: Mapping[str, Any]) -> str:
+    """What the format takes, and what the pool then holds."""
+    size = None if arm.bytes_per_token is None else int(arm.bytes_per_token)
+    return cost_in_words(facts, facts.kv_bytes_per_token, size, pool_after(facts, wanted, size))
 
 
 def show_apply(runtime: Runtime, measurement: Measurement) -> None:
@@ -122,8 +121,8 @@ def show_engine() -> None:
 def show_change(runtime: Runtime, arm: Arm, flags: Sequence[str], full: float | None) -> None:
     """The change with its figures, the command line before and after, and the button."""
     target = runtime.store.targets.get(NAME)
-    plan = target.facts.get("memory_plan") if target is not None else None
-    changes = changes_to(arm, flags, full, plan if isinstance(plan, Mapping) else {})
+    facts = from_facts({"engine": "kvoncall", **(target.facts if target is not None else {})})
+    changes = changes_to(arm, flags, full, facts)
     if not changes:
         st.success("✔ The embedded engine runs this format.")
         return

@@ -64,9 +64,7 @@ def by_turn(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, baseline: str | 
     x = alt.X("turn:Q", title="turn", scale=alt.Scale(domain=[1, max(2, last)]), axis=alt.Axis(format="d"))
     y = alt.Y("accuracy:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=PERCENT, tickCount=5))
     base = alt.Chart(frame)
-    band = base.mark_area(opacity=0.08, line=False).encode(
-        x=x, y=alt.Y("low:Q", title=None), y2="high:Q", color=color
-    )
+    band = base.mark_area(opacity=0.08, line=False).encode(x=x, y=alt.Y("low:Q", title=None), y2="high:Q", color=color)
     others, marked = alt.datum["format"] != baseline, alt.datum["format"] == baseline
     line = base.transform_filter(others).mark_line(strokeWidth=2).encode(x=x, y=y, color=color)
     thick = base.transform_filter(marked).mark_line(strokeWidth=4, strokeDash=[7, 4])
@@ -100,7 +98,8 @@ def pareto(found: Sequence[Point], *, names: Sequence[str], title: str) -> None:
     lowest, highest = float(frame["low"].min()), float(frame["high"].max())
     x = alt.X("bytes:Q", title="KV bytes per token", scale=alt.Scale(domain=[0, float(frame["bytes"].max()) * 1.12]))
     domain = [max(0.0, lowest - 0.05), min(1.0, highest) + 0.06]
-    y = alt.Y("accuracy:Q", title=None, scale=alt.Scale(domain=domain), axis=alt.Axis(format=PERCENT, tickCount=6))
+    ticks = [tenth / 10 for tenth in range(11) if tenth / 10 >= domain[0]]
+    y = alt.Y("accuracy:Q", title=None, scale=alt.Scale(domain=domain), axis=alt.Axis(format=PERCENT, values=ticks))
     color, shape = encodings(names)
     base = alt.Chart(frame)
     line = (

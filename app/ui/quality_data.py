@@ -13,6 +13,7 @@ from typing import Any
 from app.measuring import CACHE_FLAGS
 from app.ui import words
 from probe.quality.canary import LABEL as CANARY
+from probe.quality.candidates import on_front
 from probe.store import QualityRun, Replay, Store
 from runbooks.quality_candidates import HOLDS_DROP
 
@@ -249,16 +250,10 @@ def points(arms: Sequence[Arm], running: str | None) -> list[Point]:
 
 
 def front(found: Sequence[Point]) -> list[Point]:
-    """The Pareto front, bytes ascending: for none of its points another has no more bytes and no less accuracy."""
-    on_front = [
-        p for p in found
-        if not any(
-            q.bytes_per_token <= p.bytes_per_token and q.accuracy >= p.accuracy
-            and (q.bytes_per_token, q.accuracy) != (p.bytes_per_token, p.accuracy)
-            for q in found
-        )
-    ]  # fmt: skip
-    return sorted(on_front, key=lambda point: (point.bytes_per_token, point.name))
+    """The Pareto front, bytes ascending."""
+    marks = on_front([(point.bytes_per_token, point.accuracy) for point in found])
+    kept = [point for point, mark in zip(found, marks, strict=True) if mark]
+    return sorted(kept, key=lambda point: (point.bytes_per_token, point.name))
 
 
 def recommended(arms: Sequence[Arm]) -> Arm | None:

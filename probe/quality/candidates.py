@@ -72,14 +72,19 @@ def candidate(name: str, flags: Mapping[str, Any], run: QualityRun, *, full_prec
     )
 
 
+def on_front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Which (bytes, accuracy) are on the Pareto front: no other has as few bytes and as much accuracy, and not both."""
+    return [
+        not any(size <= bytes_ and right >= accuracy and (size, right) != (bytes_, accuracy) for size, right in points)
+        for bytes_, accuracy in points
+    ]
+
+
 def with_front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates by bytes, those on the Pareto front (fewer bytes, or more right answers than any below) marked."""
-    marked: list[Candidate] = []
-    best = -1.0
-    for found in sorted(candidates, key=lambda c: (c.kv_bytes_per_token, -c.accuracy)):
-        marked.append(replace(found, on_front=found.accuracy > best))
-        best = max(best, found.accuracy)
-    return marked
+    """The candidates by bytes, those on the Pareto front marked."""
+    ordered = sorted(candidates, key=lambda c: (c.kv_bytes_per_token, -c.accuracy))
+    front = on_front([(c.kv_bytes_per_token, c.accuracy) for c in ordered])
+    return [replace(found, on_front=mark) for found, mark in zip(ordered, front, strict=True)]
 
 
 def format_arms(formats: Sequence[str] = FORMATS) -> list[Arm]:

@@ -12,6 +12,7 @@ from app.ui.quality_data import Point, front, measurements, of_replay, points, r
 from app.ui.quality_tables import verdict
 from probe.quality.suite import SuiteSpec
 from probe.store import QualityRun, Store
+from runbooks.facts import TargetFacts
 
 Measured = Callable[..., list[QualityRun]]
 
@@ -122,15 +123,15 @@ def test_changes_bring_the_measured_format_and_unset_what_it_was_measured_withou
     (found,) = measurements(store.quality.list(limit=50))
     arms = {arm.name: arm for arm in found.arms}
     flags = ["--kv-cache-dtype", "int4_symmetric", "--kv-cache-dtype-skip-layers", "0", "3"]
-    plan = {"kv_cache_bytes": 320 * 1000, "kv_cache_size_tokens": 1000, "source": "kv_cache_memory_bytes"}
-    changes = {c["flag"]: c for c in changes_to(arms["int8_per_token_head"], flags, 1024.0, plan)}
+    facts = TargetFacts("kvoncall", kv_bytes_per_token=320, kv_cache_size_tokens=1000)
+    changes = {c["flag"]: c for c in changes_to(arms["int8_per_token_head"], flags, 1024.0, facts)}
     assert set(changes) == {"--kv-cache-dtype", "--kv-cache-dtype-skip-layers"}
     dtype, skipped = changes["--kv-cache-dtype"], changes["--kv-cache-dtype-skip-layers"]
     assert (dtype["from"], dtype["to"]) == ("int4_symmetric", "int8_per_token_head")
     assert (skipped["from"], skipped["to"]) == ("0 3", None)
     assert "accuracy 100.0% over 120 questions" in dtype["why"]
     assert "576 (56.2%) bytes per token" in dtype["why"]
-    assert "holds about 555 tokens (now 1\u202f000)" in dtype["cost"]
+    assert "576 bytes per token in place of 320; the pool holds 555 tokens in place of 1000" in dtype["cost"]
     assert running_arm(found.arms, flags) is None
     assert running_arm(found.arms, ["--kv-cache-dtype", "int4_symmetric"]) == "int4_symmetric"
-    assert changes_to(arms["int4_symmetric"], ["--kv-cache-dtype", "int4_symmetric"], 1024.0, plan) == []
+    assert changes_to(arms["int4_symmetric"], ["--kv-cache-dtype", "int4_symmetric"], 1024.0, facts) == []

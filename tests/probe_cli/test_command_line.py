@@ -83,7 +83,10 @@ def test_the_kernel_benches_read_their_own_flags(capsys: pytest.CaptureFixture[s
     assert "--max-seconds" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("what", "module"), [("attention", "kernels.bench.attention"), ("aot", "kernels.aot")])
+@pytest.mark.parametrize(
+    ("what", "module"),
+    [("attention", "kernels.bench.attention"), ("aot", "kernels.aot"), ("recall", "kernels.bench.recall")],
+)
 def test_their_exit_code_is_the_commands(what: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[str] = []
 

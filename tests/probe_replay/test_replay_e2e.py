@@ -30,7 +30,7 @@ def replay(store: Store, scenario_id: str, tmp_path: Path) -> dict[str, Any]:
     why = [c for phase in result["checks"].values() for c in phase if not c["ok"]]
     assert (result["reproduced"], result["verified"]) == (True, True), why
     alert = result["alerts"][0]
-    assert (alert["rule"], alert["state"]) == (scenario_id, "resolved")
+    assert (alert["rule"], alert["state"]) == (get_scenario(scenario_id).rule, "resolved")
     assert alert["value"] > alert["threshold"]
     assert result["changes"]
     stored = store.replays.get(result["replay_id"])
@@ -39,7 +39,7 @@ def replay(store: Store, scenario_id: str, tmp_path: Path) -> dict[str, Any]:
     steps = [e.step for e in store.replays.journal(result["replay_id"])]
     assert list(dict.fromkeys(steps)) == STEPS
     assert store.targets.list() == []
-    alerts = [a for a in store.alerts.history(target=result["target"]) if a.rule == scenario_id]
+    alerts = [a for a in store.alerts.history(target=result["target"]) if a.rule == get_scenario(scenario_id).rule]
     assert all(a.replay_id == result["replay_id"] for a in alerts)
     assert "target-missing" not in {a["rule"] for a in result["alerts"]}
     return result
@@ -83,3 +83,25 @@ def test_eviction_storm(store: Store, tmp_path: Path) -> None:
     assert after["kv_cache_size_tokens"] > before["kv_cache_size_tokens"]
     assert result["engine_exit"] is None
     assert "Azure" in result["article_case"]["trace"]["source"]
+
+
+def test_int4_degradation(store: Store, tmp_path: Path) -> None:
+    result = replay(store, "int4-degradation", tmp_path)
+    before, after, full = result["before"], result["after"], result["quality"]["before"]
+    assert full["overall"]["accuracy"] >= 0.95
+    assert before["quality_drop"] > 0.05
+    assert before["quality_drop_low"] > 0
+    assert after["accuracy"] >= full["overall"]["accuracy"] - 0.01
+    assert before["kv_cache_dtype"] == "int4_symmetric"
+    assert after["kv_bytes_per_token"] <= 0.6 * full["facts"]["kv_bytes_per_token"]
+    by_name = {c["name"]: c for c in result["candidates"]}
+    assert by_name["float16"]["full_precision"]
+    assert not by_name["int4_symmetric"]["on_front"] or by_name["int4_symmetric"]["accuracy"] < 0.95
+    assert by_name["int8k_int4v"]["drop"] <= 0.01
+    assert {"fp8_e4m3", "int8_per_token_head", "int4_kivi", "int4_per_token_head"} <= by_name.keys()
+    assert len([name for name in by_name if name.startswith("int4_symmetric, float16 in layer")]) == 2
+    assert sorted(layer["layer"] for layer in result["layers"]) == [0, 1, 2, 3]
+    assert result["changes"][0]["flag"] == "--kv-cache-dtype"
+    assert len(result["refused"]) == len(by_name) - 1
+    assert {run.target for run in store.quality.list(100)} == {"lab", result["target"]}
+    assert {a["rule"] for a in result["alerts"]} == {"kv-quality-drop"}
