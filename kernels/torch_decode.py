@@ -35,8 +35,7 @@ def decode(
     plan = tile_plan(decodes)
     num_q_heads, head_dim = q.shape[1:]
     group = num_q_heads // cache.num_kv_heads
-    queries = q.index_select(0, plan.tile_queries).mul_(options.scale)
-    scores = _scores(queries.view(-1, group, head_dim), cache.key, plan)
+    scores = _scores(q * options.scale, cache.key, plan)
     if options.soft_cap is not None:
         scores.div_(options.soft_cap).tanh_().mul_(options.soft_cap)
     if (hidden := plan.hidden_entries(num_q_heads)) is not None:
@@ -68,25 +67,26 @@ def share_softmax(values: Tensor, log_sums: Tensor, plan: TilePlan) -> None:
     values.mul_(shares.div_(sums.index_select(0, plan.tile_seq))[:, :, None])
 
 
-def _scores(queries: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor:
-    """[tiles * num_kv_heads, group, tile_tokens] of queries [tiles * num_kv_heads, group, head_dim], already scaled."""
+def _scores(q: Tensor, part: PagedVectors, plan: TilePlan) -> Tensor:
+    """[tiles * num_kv_heads, group, tile_tokens] of queries [num_tokens, num_q_heads, head_dim], already scaled."""
+    group, head_dim = q.shape[1] // plan.block_rows.shape[1], q.shape[2]
     params = token_params(part, plan.block_rows)
     if params.factor != 1.0:
-        queries = queries * params.factor
-    scores = queries.new_empty((*queries.shape[:2], plan.tile_tokens))
-    by_number = paired(queries, part.fmt, 1 / LOWER)
+        q = q * params.factor
+    by_number = paired(q, part.fmt, 1 / LOWER).index_select(0, plan.tile_queries).view(-1, group, head_dim)
+    scores = q.new_empty((*by_number.shape[:2], plan.tile_tokens))
     for rows, keys in _tiles(part, plan, clean=False):
         torch.bmm(by_number[rows], keys.transpose(1, 2), out=scores[rows])
     if params.scale is not None:
         scores.mul_(params.scale.reshape(scores.shape[0], 1, -1))
     if params.low is not None:
-        scores.addcmul_(params.low.reshape(scores.shape[0], 1, -1), queries.sum(-1, keepdim=True))
+        sums = q.sum(-1).index_select(0, plan.tile_queries).view(-1, group, 1)
+        scores.addcmul_(params.low.reshape(scores.shape[0], 1, -1), sums)
     if plan.open_blocks is not None:
         keys = gather_open(part, plan.open_blocks)
-        open_scores = torch.bmm(queries.index_select(0, plan.open_tiles), keys.transpose(1, 2))
-        scores.view(-1, plan.block_size).index_copy_(
-            0, plan.open_rows(queries.shape[1]), open_scores.view(-1, plan.block_size)
-        )
+        queries = q.index_select(0, plan.tile_queries).view(-1, group, head_dim).index_select(0, plan.open_tiles)
+        open_scores = torch.bmm(queries, keys.transpose(1, 2)).view(-1, plan.block_size)
+        scores.view(-1, plan.block_size).index_copy_(0, plan.open_rows(group), open_scores)
     return scores
 
 

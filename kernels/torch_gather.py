@@ -81,8 +81,10 @@ def gather_numbers(part: PagedVectors, block_rows: Tensor, scratch: Scratch | No
         torch.index_select(flat, 0, block_rows, out=raw)
         _decode(raw.view(rows, block_size, width), fmt.name, numbers, scratch)
     if fmt.grouping is Grouping.CHANNEL and part.params is not None:
-        params = part.params.flatten(0, 1).index_select(0, block_rows).float()
-        torch.addcmul(paired(params[:, 1:], fmt, LOWER), numbers, paired(params[:, :1], fmt), out=numbers)
+        scale, low = paired(part.params.flatten(0, 1).index_select(0, block_rows), fmt).float().chunk(2, 1)
+        if fmt.elements_per_code == 2:
+            low[..., ::2].mul_(LOWER)
+        torch.addcmul(low, numbers, scale, out=numbers)
     return numbers
 
 
