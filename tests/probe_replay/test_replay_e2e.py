@@ -10,7 +10,8 @@ import pytest
 
 from engine.config import MIB
 from probe.replay.runner import ReplayRunner
-from probe.replay.scenario import get_scenario
+from probe.replay.scenario import Scenario, get_scenario
+from probe.replay.scenarios.int4_degradation import Int4Degradation
 from probe.store import Store
 
 pytestmark = pytest.mark.xdist_group("replay_e2e")  # one at a time: each needs the processor
@@ -22,15 +23,15 @@ KEYS = {
 STEPS = ["hypothesis", "inject", "observe", "recommend", "apply", "verify", "done"]
 
 
-def replay(store: Store, scenario_id: str, tmp_path: Path) -> dict[str, Any]:
+def replay(store: Store, scenario: Scenario, tmp_path: Path) -> dict[str, Any]:
     """Runs one; what every report must hold is asserted here."""
-    result = ReplayRunner(store, get_scenario(scenario_id), interactive=False, log_dir=tmp_path / "logs").run()
+    result = ReplayRunner(store, scenario, interactive=False, log_dir=tmp_path / "logs").run()
     assert set(result) >= KEYS
     assert json.loads(json.dumps(result)) == result
     why = [c for phase in result["checks"].values() for c in phase if not c["ok"]]
     assert (result["reproduced"], result["verified"]) == (True, True), why
     alert = result["alerts"][0]
-    assert (alert["rule"], alert["state"]) == (get_scenario(scenario_id).rule, "resolved")
+    assert (alert["rule"], alert["state"]) == (scenario.rule, "resolved")
     assert alert["value"] > alert["threshold"]
     assert result["changes"]
     stored = store.replays.get(result["replay_id"])
@@ -39,7 +40,7 @@ def replay(store: Store, scenario_id: str, tmp_path: Path) -> dict[str, Any]:
     steps = [e.step for e in store.replays.journal(result["replay_id"])]
     assert list(dict.fromkeys(steps)) == STEPS
     assert store.targets.list() == []
-    alerts = [a for a in store.alerts.history(target=result["target"]) if a.rule == get_scenario(scenario_id).rule]
+    alerts = [a for a in store.alerts.history(target=result["target"]) if a.rule == scenario.rule]
     assert all(a.replay_id == result["replay_id"] for a in alerts)
     assert "target-missing" not in {a["rule"] for a in result["alerts"]}
     return result
@@ -50,7 +51,7 @@ def changes(result: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def test_oom(store: Store, tmp_path: Path) -> None:
-    result = replay(store, "oom", tmp_path)
+    result = replay(store, get_scenario("oom"), tmp_path)
     exit_ = result["engine_exit"]
     assert (exit_["code"], exit_["reason"]) == (12, "oom")
     assert exit_["allocation_bytes"] > 0
@@ -72,7 +73,7 @@ def test_oom(store: Store, tmp_path: Path) -> None:
 
 
 def test_eviction_storm(store: Store, tmp_path: Path) -> None:
-    result = replay(store, "eviction-storm", tmp_path)
+    result = replay(store, get_scenario("eviction-storm"), tmp_path)
     before, after = result["before"], result["after"]
     assert before["eviction_rate"] > 0.05
     assert before["preemptions"] >= 3
@@ -86,7 +87,7 @@ def test_eviction_storm(store: Store, tmp_path: Path) -> None:
 
 
 def test_int4_degradation(store: Store, tmp_path: Path) -> None:
-    result = replay(store, "int4-degradation", tmp_path)
+    result = replay(store, Int4Degradation(conversations=8), tmp_path)
     before, after, full = result["before"], result["after"], result["quality"]["before"]
     assert full["overall"]["accuracy"] >= 0.95
     assert before["quality_drop"] > 0.05
