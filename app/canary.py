@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.embedded import NAME
-from probe.quality.canary import EVENT, Canary, canary_spec
+from probe.alerts.quality import ROUND_EVENT
+from probe.quality.canary import Canary, canary_spec
 from probe.quality.suite import QualityError
 from probe.store import QualityRun, Store, StoreError
 
@@ -78,7 +79,7 @@ class CanaryWatch:
             waiting, problem = None, self._status.problem
             if time.monotonic() >= due:
                 try:
-                    waiting = self._round(every_s)
+                    waiting = self._round()
                     problem = None
                 except (QualityError, StoreError) as error:
                     problem = str(error)
@@ -90,7 +91,7 @@ class CanaryWatch:
             stop.wait(LOOK_S)
         self._note(running=False, waiting=None)
 
-    def _round(self, every_s: float) -> str | None:
+    def _round(self) -> str | None:
         """One round; answers why there is none now."""
         url = self._base_url()
         if url is None:
@@ -98,7 +99,7 @@ class CanaryWatch:
         if self._busy():
             return "a drill or a measurement has the processor"
         self._note(asking=True, waiting=None)
-        canary = Canary(self._store, NAME, url, canary_spec(), self._baseline, every_s)
+        canary = Canary(self._store, NAME, url, canary_spec(), self._baseline)
         canary.round()
         self._baseline = canary.baseline
         self._note(rounds=self._status.rounds + 1, baseline_id=self._baseline_id())
@@ -113,5 +114,5 @@ class CanaryWatch:
 
     def _last_baseline(self) -> QualityRun | None:
         """What the newest round of this target was compared with."""
-        events = self._store.events.recent(limit=1, target=NAME, kinds=[EVENT])
+        events = self._store.events.recent(limit=1, target=NAME, kinds=[ROUND_EVENT])
         return self._store.quality.get(str(events[0].data["baseline_id"])) if events else None

@@ -18,7 +18,7 @@ from app.ui.guard import guarded, live
 from app.ui.quality_data import ALL
 from app.ui.ranges import choose_target
 from app.ui.tables import show_table
-from probe.quality.canary import EVENT
+from probe.alerts.quality import ROUND_EVENT
 from probe.store import Event
 
 LOOK_BACK_S = 24 * 3600.0
@@ -76,7 +76,7 @@ def show_rounds(target: str) -> None:
     if target == NAME and runtime.engine is not None:
         show_state(runtime)
     lines = runtime.history.lines(target, "quality_score", time.time() - LOOK_BACK_S)
-    events = runtime.store.events.recent(limit=ROUNDS_SHOWN, target=target, kinds=[EVENT])
+    events = runtime.store.events.recent(limit=ROUNDS_SHOWN, target=target, kinds=[ROUND_EVENT])
     frame = scores(lines)
     if frame.empty and not events:
         command = f"`kvoncall quality --target {target} --canary --every 300` starts one"

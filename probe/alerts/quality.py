@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from probe.alerts.rules import QualitySignal
 from probe.alerts.window import Window
 
+ROUND_EVENT = "quality_round"
+"""The kind of event that says a round is in the store."""
 Z_95 = 1.96
 
 

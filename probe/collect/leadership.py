@@ -16,6 +16,7 @@ from typing import Any
 
 from probe.alerts.evaluate import LIFECYCLE_KINDS
 from probe.alerts.evaluator import TargetEvaluator, resolved_by_hand
+from probe.alerts.quality import ROUND_EVENT
 from probe.alerts.rules import QualitySignal, Rule
 from probe.collect.changes import ChangeDetector, Finding, Observation
 from probe.collect.collector import Collector
@@ -25,7 +26,6 @@ from probe.store import AlertUpdate, Event, Lease, Sample, Store, StoreError, Ta
 # Findings that the owner of a supervisor explains by a lifecycle event. It announces a stop when the engine has
 # stopped, and a start when the engine is healthy: maybe after a scrape met it.
 EXPLAINABLE = ("scrape_error", "scrape_recovered", "engine_restart")
-ROUND_KIND = "quality_round"  # a canary's round is in the store
 ANNOUNCE_S = 5.0
 EVENT_OVERLAP_S = 30.0  # events are written with the time they happened, a little after it
 MAX_HELD = 10_000  # scrapes kept while the lease is in doubt
@@ -147,9 +147,9 @@ class Leadership:
         return _Watched(target, evaluator, detector)
 
     async def _read_events(self) -> None:
-        kinds, since = (*LIFECYCLE_KINDS, ROUND_KIND), self._events_since - EVENT_OVERLAP_S
+        kinds, since = (*LIFECYCLE_KINDS, ROUND_EVENT), self._events_since - EVENT_OVERLAP_S
         events = await asyncio.to_thread(self._store.events.recent, None, None, kinds, since)
-        await self._read_rounds([e for e in events if e.kind == ROUND_KIND])
+        await self._read_rounds([e for e in events if e.kind == ROUND_EVENT])
         by_target: dict[str, list[Event]] = {}
         for event in events:
             by_target.setdefault(event.target or "", []).append(event)

@@ -7,24 +7,19 @@ quality_items, quality_lost, quality_gained, quality_invalid {dtype} and quality
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from probe.alerts.quality import ROUND_EVENT
 from probe.quality.run import Progress, run_suite
 from probe.quality.suite import QualityError, SuiteSpec
-from probe.store import QualityRun, Sample, Store, StoreError
+from probe.store import QualityRun, Sample, Store
 
 CONVERSATIONS = 6
 CONCURRENCY = 2
-INTERVAL_S = 600.0
 LABEL = "canary"
-EVENT = "quality_round"
-
-log = logging.getLogger("kvoncall.canary")
 
 
 def canary_spec(spec: SuiteSpec | None = None) -> SuiteSpec:
@@ -42,19 +37,17 @@ class Canary:
         base_url: str,
         spec: SuiteSpec,
         baseline: QualityRun | None = None,
-        interval_s: float = INTERVAL_S,
         *,
         api_key: str | None = None,
         concurrency: int = CONCURRENCY,
         progress: Progress | None = None,
     ) -> None:
-        """`target` must be registered in the store; `interval_s` is the pause from one round's start to the next's."""
+        """`target` must be registered in the store."""
         self.baseline = baseline
         self._store = store
         self._target = target
         self._base_url = base_url
         self._spec = spec
-        self._interval_s = interval_s
         self._api_key = api_key
         self._concurrency = concurrency
         self._progress = progress
@@ -87,20 +80,20 @@ class Canary:
         self._store.samples.flush()
         assert self.baseline is not None
         data = {"run_id": run.id, "baseline_id": self.baseline.id, **counts, "dtype": dtype}
-        self._store.events.add(self._target, EVENT, _sentence(result, first), data=data)
+        self._store.events.add(self._target, ROUND_EVENT, _sentence(result, first), data=data)
         return run
 
-    def run_forever(self, stop: threading.Event, on_error: Callable[[str], None] | None = None) -> None:
-        """Rounds until `stop` is set; one that fails is reported (and logged), the next comes in its time."""
-        while not stop.is_set():
+    def rounds(self, interval_s: float) -> Iterator[QualityRun | QualityError]:
+        """Without end: each round's run, or why it failed; `interval_s` from one round's start to the next's."""
+        while True:
             started = time.monotonic()
+            outcome: QualityRun | QualityError
             try:
-                self.round()
-            except (QualityError, StoreError) as error:
-                log.warning("canary of %s: %s", self._target, error)
-                if on_error is not None:
-                    on_error(str(error))
-            stop.wait(max(0.0, self._interval_s - (time.monotonic() - started)))
+                outcome = self.round()
+            except QualityError as error:
+                outcome = error
+            yield outcome
+            time.sleep(max(0.0, interval_s - (time.monotonic() - started)))
 
     def _scores(self, result: dict[str, Any], dtype: str, now: float) -> Iterator[Sample]:
         cells = [("all", "all", result["overall"])]

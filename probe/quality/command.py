@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine import gemma
+from probe.alerts.quality import ROUND_EVENT
 from probe.quality.canary import Canary, canary_spec
 from probe.quality.lab import TARGET, Arm, Lab
 from probe.quality.lm_eval import run_lm_eval
@@ -92,26 +92,18 @@ def run_canary(options: argparse.Namespace, report: Report) -> Outcome:
     with Store.open(options.data_dir or default_data_dir()) as store:
         target, url = _server(store, options.target, attach=True)
         baseline = _stored(store, options.baseline) if options.baseline else None
-        canary = Canary(
-            store, target, url, canary_spec(spec_of(options)), baseline, options.every, api_key=_api_key(options)
-        )
+        canary = Canary(store, target, url, canary_spec(spec_of(options)), baseline, api_key=_api_key(options))
         runs: list[QualityRun] = []
-        number, failed = 0, None
-        while True:
-            started = time.monotonic()
-            number += 1
-            try:
-                runs.append(canary.round())
-                failed = None
-                report(f"round {number}: {store.events.recent(1, target, ['quality_round'])[0].message}")
-            except QualityError as error:
-                failed = error
-                report(f"round {number} failed: {error}")
+        for number, outcome in enumerate(canary.rounds(options.every), start=1):
+            if isinstance(outcome, QualityError):
+                report(f"round {number} failed: {outcome}")
+            else:
+                runs.append(outcome)
+                report(f"round {number}: {store.events.recent(1, target, [ROUND_EVENT])[0].message}")
             if options.rounds and number >= options.rounds:
                 break
-            time.sleep(max(0.0, options.every - (time.monotonic() - started)))
-    if failed is not None:
-        raise failed
+    if isinstance(outcome, QualityError):
+        raise outcome
     arms = [arm(run) for run in runs]
     return Outcome({"suite": runs[-1].suite, "model": runs[-1].model, "arms": arms}, 1 if is_worse(arms[-1]) else 0)
 

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.testbed.interval import wilson
 from engine.testbed.tasks import KINDS
+from kernels.bench.interval import wilson
 from probe.quality.likelihood import likelihood
 from probe.store import QualityItem
 

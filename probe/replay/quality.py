@@ -117,7 +117,7 @@ class QualityExercise:
         bench = self._bench
         canary = Canary(
             bench.store, bench.drill.name, bench.drill.base_url, self._plan.spec, self._runs["before"],
-            interval_s=0.0, concurrency=CONCURRENCY,
+            concurrency=CONCURRENCY,
         )  # fmt: skip
         for number in range(1, rounds + 1):
             run = canary.round()
@@ -146,9 +146,7 @@ def _run_sentence(run: QualityRun) -> str:
         f"{overall['invalid']} invalid"
     )
     if against:
-        text += (
-            f"; {points(against['drop'])} below full precision [{points(against['low'])}, {points(against['high'])}]"
-        )
+        text += f"; {fall(against)} below full precision"
     return text
 
 

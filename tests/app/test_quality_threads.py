@@ -172,9 +172,7 @@ class FakeCanary:
     rounds: list[tuple[str, QualityRun | None]]
     fail: str | None
 
-    def __init__(
-        self, store: Store, target: str, url: str, spec: SuiteSpec, baseline: QualityRun | None, interval_s: float
-    ) -> None:
+    def __init__(self, store: Store, target: str, url: str, spec: SuiteSpec, baseline: QualityRun | None) -> None:
         self.store, self.url, self.spec, self.baseline = store, url, spec, baseline
 
     def round(self) -> QualityRun:

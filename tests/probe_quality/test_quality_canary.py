@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+import itertools
 from typing import Any
 
 import pytest
@@ -72,18 +71,12 @@ def test_a_failed_round_leaves_no_samples(store: Store, server: Any, canary: Can
     assert canary.baseline is None  # an incomplete round is no baseline
 
 
-def test_rounds_go_on_after_a_failure_until_stopped(store: Store, server: Any, wait_until: Callable[..., None]) -> None:
+def test_rounds_go_on_after_a_failure_until_stopped(store: Store, server: Any) -> None:
     store.targets.upsert("t", url=server.url, kind="external")
     server.fault = lambda n: 404 if n == 3 else 0
-    errors: list[str] = []
-    stop = threading.Event()
-    canary = Canary(store, "t", server.url, SPEC, interval_s=0.05)
-    thread = threading.Thread(target=canary.run_forever, args=(stop, errors.append))
-    thread.start()
-    wait_until(lambda: len(store.events.recent(kinds=["quality_round"])) >= 2, "two rounds")
-    stop.set()
-    thread.join()
-    assert len(errors) == 1
+    outcomes = list(itertools.islice(Canary(store, "t", server.url, SPEC).rounds(0.05), 3))
+    assert len(store.events.recent(kinds=["quality_round"])) >= 2
+    assert len([outcome for outcome in outcomes if isinstance(outcome, QualityError)]) == 1
 
 
 def test_a_canary_asks_little() -> None:
