@@ -19,8 +19,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from engine.testbed import MODEL_DIR
-from engine.testbed.interval import Accuracy, wilson
 from engine.testbed.tasks import EOS, HELD_OUT_SEEDS, KINDS, Conversation, Kind, conversation
+from kernels.bench.interval import Accuracy, wilson
 
 
 @dataclass(frozen=True)
