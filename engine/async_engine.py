@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from engine.cache_identity import ANONYMOUS, CacheIdentity
 from engine.scheduler import QueueFull
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Submission:
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    cache_salt: str | None = None
+    identity: CacheIdentity = ANONYMOUS
     priority: int = 0
 
 
@@ -318,7 +319,7 @@ class AsyncEngine:
                     item.request_id,
                     item.prompt_token_ids,
                     item.params,
-                    cache_salt=item.cache_salt,
+                    identity=item.identity,
                     priority=item.priority,
                 )
                 self._active[item.request_id] = (generation, index)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engine.cache_identity import PREFIX_SCOPES
 from engine.errors import ConfigError
 from engine.kv_formats import layer_kv_formats, layer_problems, split_layer_words
 from engine.model_dims import ModelDims, read_hf_config
@@ -50,6 +51,10 @@ MODEL_HELP = (
 )
 
 _SHIPPED_MODELS = {"": "model", "testbed-outliers": "model_outliers"}  # --model -> directory in engine/testbed
+
+# The unsafe one keeps 16 bits of SHA-256: collisions are found in a moment, and come by themselves.
+HASH_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor", "unsafe_truncated")
+PREFIX_FAULTS = ("none", "adapter_key", "image_key", "weights_key", "copy_on_write")
 
 DTYPES = ("float32", "float16", "bfloat16")  # that we compute in
 
@@ -95,6 +100,16 @@ class EngineConfig:
     calculate_kv_scales: bool = False
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "sha256"
+    prefix_cache_verify: bool = False
+    prefix_cache_ttl: float | None = None
+    prefix_cache_scope: str = "global"
+    prefix_cache_public: tuple[str, ...] = ()
+    prefix_cache_fault: str = "none"
+    enable_fork_sharing: bool = True
+    enable_lora: bool = False
+    lora_modules: tuple[str, ...] = ()
+    max_lora_rank: int = 16
+    allow_unsafe_replay: bool = False
     scheduling_policy: str = "fcfs"
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
@@ -138,6 +153,19 @@ class EngineConfig:
             found.append(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}), or running sequences could not all decode in one step"
+            )
+        if self.prefix_cache_ttl is not None and not 0 < self.prefix_cache_ttl < float("inf"):
+            found.append(
+                f"--prefix-cache-ttl must be above 0 seconds, got {self.prefix_cache_ttl:g}; leave it out to keep "
+                f"blocks until their room is needed"
+            )
+        unsafe = [f"--prefix-caching-hash-algo {self.prefix_caching_hash_algo}"] * (
+            self.prefix_caching_hash_algo == "unsafe_truncated"
+        ) + [f"--prefix-cache-fault {self.prefix_cache_fault}"] * (self.prefix_cache_fault != "none")
+        if unsafe and not self.allow_unsafe_replay:
+            found.append(
+                f"{unsafe[0]} lets sessions see each other's text; it exists to replay incidents: add "
+                f"--allow-unsafe-replay on an engine that serves nobody, or choose a safe value"
             )
         return found + layer_problems(self.kv_cache_dtype_skip_layers, self.kv_cache_dtype_layers)
 
@@ -271,7 +299,59 @@ def build_parser(prog: str = "kvoncall serve") -> argparse.ArgumentParser:
         "flag: 0.7.0 to 0.27.1)",
     )
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
-    add("--prefix-caching-hash-algo", default="sha256", choices=("sha256",))
+    add("--prefix-caching-hash-algo", default="sha256", choices=HASH_ALGOS, help="names of cached blocks")
+    add(
+        "--prefix-cache-verify",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="(ours) compare tokens and identity on every hit, whatever the hash says",
+    )
+    add(
+        "--prefix-cache-ttl",
+        type=float,
+        metavar="SECONDS",
+        help="(ours) forget cached blocks this long after their last use (default: never)",
+    )
+    add(
+        "--prefix-cache-scope",
+        default="global",
+        choices=PREFIX_SCOPES,
+        help="(ours) who shares cached prefixes: all but different cache_salts, one tenant, or one session",
+    )
+    add(
+        "--prefix-cache-public",
+        nargs="*",
+        default=(),
+        metavar="FILE",
+        help="(ours) text files whose prefixes all tenants and sessions may share, as a system prompt",
+    )
+    add(
+        "--prefix-cache-fault",
+        default="none",
+        choices=PREFIX_FAULTS,
+        help="(ours, for replays) what the prefix cache does wrong; needs --allow-unsafe-replay",
+    )
+    add(
+        "--enable-fork-sharing",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="(ours) choices of one request (n > 1) share its prompt's blocks, the last one by copy-on-write",
+    )
+    add("--enable-lora", action=argparse.BooleanOptionalAction, default=False, help="serve LoRA adapters")
+    add(
+        "--lora-modules",
+        nargs="*",
+        default=(),
+        metavar="NAME=PATH",
+        help="adapters to load at start (PEFT directories); a request names one as its model",
+    )
+    add("--max-lora-rank", type=int, default=default.max_lora_rank, help="largest rank of an adapter")
+    add(
+        "--allow-unsafe-replay",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="(ours) unlock hashes and faults that leak between sessions; for replays on an engine nobody uses",
+    )
     add("--scheduling-policy", default="fcfs", choices=("fcfs", "priority"))
     add("--enable-chunked-prefill", action=argparse.BooleanOptionalAction, default=True)
     add(

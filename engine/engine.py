@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
+from engine.cache_identity import ANONYMOUS, CacheIdentity
 from engine.config import EngineConfig, ModelDims
 from engine.device import device_memory_bytes, resolve_device, resolve_dtype
 from engine.memory import BOOKKEEPING_BYTES_PER_BLOCK, MemoryPlan, plan_kv_cache
@@ -70,7 +71,7 @@ class LLMEngine:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
-        cache_salt: str | None = None,
+        identity: CacheIdentity = ANONYMOUS,
         priority: int = 0,
     ) -> None:
         """Queues a request.
@@ -86,7 +87,7 @@ class LLMEngine:
             request_id,
             prompt_token_ids,
             params,
-            cache_salt=cache_salt,
+            identity=identity,
             priority=priority,
             eos_token_id=self.tokenizer.eos_token_id,
         )

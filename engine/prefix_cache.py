@@ -52,8 +52,7 @@ def request_block_hashes(request: Request, block_size: int) -> list[bytes]:
     token_ids = request.all_token_ids
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         parent = hashes[-1] if hashes else None
-        salted = start == 0 and request.cache_salt is not None
-        extra_keys = [("cache_salt", request.cache_salt or "")] if salted else ()
+        extra_keys = request.identity.namespace if start == 0 else ()
         hashes.append(hash_block(parent, token_ids[start : start + block_size], extra_keys))
     return hashes
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engine.cache_identity import ANONYMOUS, CacheIdentity
+
 MAX_TOKEN_ID = 2**32 - 1  # block hashes encode a token id in 32 bits
 
 
@@ -100,7 +102,9 @@ def _check_number(name: str, value: object) -> None:
 class Request:
     """A prompt being continued, with its block table and its counters.
 
-    `all_token_ids` is prompt + output in one growing list. `block_ids` is the block table; token `i` lives in
+    `all_token_ids` is prompt + output in one growing list; `model_token_ids` is what the model reads at the same
+    positions, the same list unless an image stands behind placeholder tokens. `fork_of` is the request whose blocks
+    it may start from, while that one runs. `identity` is who it is to the prefix cache. `block_ids` is the block table; token `i` lives in
     slot `block_ids[i // block_size] * block_size + i % block_size`. Of those blocks the first
     `num_indexed_blocks` are in the prefix cache. `num_cached_tokens` is the prefix hit at first admission,
     -1 before it. `stop_token_ids` holds every token that ends the request, eos included unless it is ignored;
@@ -112,10 +116,12 @@ class Request:
         "arrival_time",
         "block_hashes",
         "block_ids",
-        "cache_salt",
         "eos_token_id",
         "first_scheduled_time",
+        "fork_of",
+        "identity",
         "max_num_tokens",
+        "model_token_ids",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_indexed_blocks",
@@ -137,8 +143,10 @@ class Request:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
-        cache_salt: str | None = None,
+        identity: CacheIdentity = ANONYMOUS,
         priority: int = 0,
+        fork_of: Request | None = None,
+        model_token_ids: Sequence[int] | None = None,
         arrival_time: float | None = None,
         eos_token_id: int | None = None,
     ) -> None:
@@ -150,7 +158,7 @@ class Request:
         self.prompt_token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.params = params
-        self.cache_salt = cache_salt
+        self.identity = identity
         self.priority = priority
         self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
         self.eos_token_id = eos_token_id
@@ -163,6 +171,10 @@ class Request:
         self.stop_reason: int | str | None = None  # the stop token id or stop string; None for eos and length
         self.output_token_ids: list[int] = []
         self.all_token_ids = list(prompt_token_ids)
+        self.model_token_ids = self.all_token_ids if model_token_ids is None else list(model_token_ids)
+        if len(self.model_token_ids) != self.num_prompt_tokens:
+            raise ValueError(f"{len(self.model_token_ids)} model tokens for a prompt of {self.num_prompt_tokens}")
+        self.fork_of = fork_of
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []  # one per full block of all_token_ids, filled on demand
         self.num_indexed_blocks = 0
@@ -183,6 +195,8 @@ class Request:
     def append_output_token(self, token_id: int) -> None:
         self.output_token_ids.append(token_id)
         self.all_token_ids.append(token_id)
+        if self.model_token_ids is not self.all_token_ids:
+            self.model_token_ids.append(token_id)
 
     def __repr__(self) -> str:
         return (

@@ -135,9 +135,9 @@ class ModelRunner:
             if state.num_blocks != len(request.block_ids):
                 self._add_blocks(state, request.block_ids)
             if length == 1:
-                tokens.append(request.all_token_ids[start])
+                tokens.append(request.model_token_ids[start])
             else:
-                tokens += request.all_token_ids[start : start + length]
+                tokens += request.model_token_ids[start : start + length]
             context.append(start)
             lengths.append(length)
         query_lens = np.array(lengths, dtype=np.int32)

@@ -88,7 +88,7 @@ def _request_views(engine: LLMEngine) -> list[dict[str, Any]]:
             "num_blocks": len(request.block_ids),
             "num_preemptions": request.num_preemptions,
             "priority": request.priority,
-            "salted": request.cache_salt is not None,
+            "isolated": bool(request.identity.namespace),
             "age_seconds": now - request.arrival_time,
         }
         for request in (*scheduler.running, *scheduler.waiting)

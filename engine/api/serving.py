@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from engine.api.errors import APIError, as_api_error
 from engine.api.protocol import GenerationOptions, Limits
 from engine.async_engine import AsyncEngine, Generation, Submission
+from engine.cache_identity import CacheIdentity, IdentityPolicy
 
 if TYPE_CHECKING:
     from engine.engine import LLMEngine, RequestOutput
@@ -61,13 +62,14 @@ class Serving:
     ) -> Generation:
         """Queues n sequences for each prompt; sequence `p * n + c` is choice c of prompt p."""
         submissions: list[Submission] = []
+        identity = CacheIdentity(IdentityPolicy().namespace(cache_salt=options.cache_salt))
         for prompt in prompts:
             for choice in range(options.n):
                 params = options.params_for(len(prompt), choice, self.max_model_len, param)
                 self.metrics.on_submitted(options.n, params.max_tokens)
                 submissions.append(
                     Submission(
-                        f"{response_id}-{len(submissions)}", prompt, params, options.cache_salt, options.priority
+                        f"{response_id}-{len(submissions)}", prompt, params, identity, options.priority
                     )
                 )
         return self.engine.submit(submissions, streaming=options.stream)

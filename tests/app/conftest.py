@@ -169,7 +169,7 @@ def debug_server() -> Iterator[str]:
     request = {
         "request_id": "cmpl-7", "status": "running", "num_prompt_tokens": 321, "num_output_tokens": 12,
         "max_tokens": 64, "num_computed_tokens": 333, "num_cached_tokens": 64, "num_blocks": 21,
-        "num_preemptions": 2, "priority": 0, "salted": False, "age_seconds": 3.5,
+        "num_preemptions": 2, "priority": 0, "isolated": False, "age_seconds": 3.5,
     }  # fmt: skip
     waiting = {**request, "request_id": "cmpl-8", "status": "waiting", "num_blocks": 0, "num_preemptions": 0}
     answers = {

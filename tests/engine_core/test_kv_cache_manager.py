@@ -10,7 +10,7 @@ from engine.request import Request, SamplingParams
 
 
 def request_of(tokens: list[int], salt: str | None = None, **params: object) -> Request:
-    return Request("r", tokens, SamplingParams(**params), cache_salt=salt)  # type: ignore[arg-type]
+    return Request("r", tokens, SamplingParams(**params), identity=CacheIdentity(() if salt is None else (("cache_salt", salt),)))  # type: ignore[arg-type]
 
 
 def compute(manager: KVCacheManager, request: Request, num_tokens: int | None = None) -> bool:

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 
 from engine.block_pool import BlockPool
 from engine.kv_cache_manager import KVCacheManager
+from engine.cache_identity import CacheIdentity
 from engine.request import Request, SamplingParams
 
 SALTS = st.sampled_from([None, "", "a", "b"])
@@ -29,7 +30,8 @@ TokenLists = Sequence[Sequence[int]]
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_kv_cache_histories(
     enable_prefix_caching: bool,
-    fake_kv: Callable[[Sequence[int], str | None], list[int]],
+    fake_kv: Callable[[Sequence[int], CacheIdentity], list[int]],
+    salted: Callable[[str | None], CacheIdentity],
     check_integrity: Callable[[BlockPool, TokenLists], None],
 ) -> None:
     class KVCacheMachine(RuleBasedStateMachine):
@@ -55,7 +57,7 @@ def test_kv_cache_histories(
         def add(self, stem: list[int], length: int, tail: int, salt: str | None) -> None:
             prompt = stem[:length] + [9] * tail
             name = next(self.names)
-            self.waiting[name] = Request(str(name), prompt, SamplingParams(max_tokens=99), cache_salt=salt)
+            self.waiting[name] = Request(str(name), prompt, SamplingParams(max_tokens=99), identity=salted(salt))
             self.tokens[name] = list(prompt)
 
         @precondition(lambda self: self.waiting)
@@ -66,7 +68,7 @@ def test_kv_cache_histories(
             hits = self.manager.get_computed_blocks(request)
             num_hit = len(hits) * self.block_size
             assert num_hit < request.num_tokens
-            states = fake_kv(self.tokens[name], request.cache_salt)
+            states = fake_kv(self.tokens[name], request.identity)
             found = [self.kv[b.block_id * self.block_size + i] for b in hits for i in range(self.block_size)]
             assert found == states[:num_hit], "a hit on other content, another prefix or another salt"
             left = request.num_tokens - num_hit
@@ -87,7 +89,7 @@ def test_kv_cache_histories(
         def compute(self, index: int, token_id: int) -> None:
             name = sorted(self.uncomputed)[index % len(self.uncomputed)]
             request, count = self.held[name], self.uncomputed.pop(name)
-            states = fake_kv(self.tokens[name], request.cache_salt)
+            states = fake_kv(self.tokens[name], request.identity)
             for position in range(request.num_computed_tokens, request.num_computed_tokens + count):
                 block = self.pool.blocks[request.block_ids[position // self.block_size]]
                 assert (block.ref_cnt, block.block_hash) == (1, None), "a block that others can read is written"
@@ -150,7 +152,7 @@ def test_kv_cache_histories(
         @invariant()
         def blocks_hold_what_their_owners_think(self) -> None:
             for name, request in self.held.items():
-                states = fake_kv(self.tokens[name], request.cache_salt)[: request.num_computed_tokens]
+                states = fake_kv(self.tokens[name], request.identity)[: request.num_computed_tokens]
                 slots = [
                     request.block_ids[i // self.block_size] * self.block_size + i % self.block_size
                     for i in range(request.num_computed_tokens)
