@@ -18,9 +18,18 @@ import httpx
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text or token ids (a completion), or chat messages."""
 
+_PASSING = frozenset({408, 425, 429})  # statuses below 500 that may be gone at the next request
+
 
 class ProbeError(Exception):
-    """A request, or the whole probe, cannot be carried out; the message is one sentence."""
+    """A request, or the whole probe, cannot be carried out; the message is one sentence.
+
+    `final`: the same request would fail again, such as one that was refused.
+    """
+
+    def __init__(self, message: str, *, final: bool = True) -> None:
+        super().__init__(message)
+        self.final = final
 
 
 @dataclass(frozen=True)
@@ -172,21 +181,22 @@ class IsolationClient:
                     elif data:
                         event = _object(data)
                         if "error" in event and "choices" not in event:
-                            raise ProbeError(f"{self.base_url}{path} failed while it answered: {_message(data)}")
+                            raise ProbeError(f"{self.base_url}{path} failed midway: {_message(data)}", final=False)
                         if parts.take(event) and parts.ttft_s is None:
                             parts.ttft_s = now - begin
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         if not done:
-            raise ProbeError(f"{self.base_url}{path} ended its answer before the end")
+            raise ProbeError(f"{self.base_url}{path} ended its answer before the end", final=False)
         return parts
 
     def _unreachable(self, error: httpx.HTTPError) -> ProbeError:
-        return ProbeError(f"{self.base_url} did not answer ({str(error) or type(error).__name__})")
+        return ProbeError(f"{self.base_url} did not answer ({str(error) or type(error).__name__})", final=False)
 
     def _refused(self, path: str, status: int, text: str) -> ProbeError:
         message = _message(text)
-        return ProbeError(f"{self.base_url}{path} refused: HTTP {status}" + (f", {message}" if message else ""))
+        said = f"HTTP {status}" + (f", {message}" if message else "")
+        return ProbeError(f"{self.base_url}{path} refused: {said}", final=status < 500 and status not in _PASSING)
 
 
 @dataclass
@@ -250,7 +260,7 @@ def _top(logprobs: Any) -> list[dict[str, float]]:
         tops = [{e.get("token"): e.get("logprob") for e in (*(t.get("top_logprobs") or ()), t)} for t in tokens]
     else:
         told = logprobs.get("top_logprobs")
-        tops = [top for top in told if isinstance(top, Mapping)] if isinstance(told, list) else []
+        tops = [dict(top) for top in told if isinstance(top, Mapping)] if isinstance(told, list) else []
     return [{str(token): float(p) for token, p in top.items() if isinstance(p, int | float)} for top in tops]
 
 
