@@ -193,12 +193,12 @@ class Runtime:
             raise AppError(self.problem or "The store is closed.")
         return self._canary
 
-    def start_replay(self, scenario_id: str) -> str:
-        """Starts an interactive replay in a thread and returns its id; one at a time.
+    def start_replay(self, scenario_id: str, variant: str | None = None) -> str:
+        """Starts an interactive replay (in one of its variants) in a thread and returns its id; one at a time.
 
         The embedded engine's background traffic pauses meanwhile, so that the drill has the processor.
         """
-        scenario = get_scenario(scenario_id)
+        scenario = get_scenario(scenario_id, variant)
         with self._lock:
             self._refuse_when_busy()
             self.replay_threads = [thread for thread in self.replay_threads if thread.is_alive()]

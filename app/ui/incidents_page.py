@@ -10,11 +10,12 @@ import streamlit as st
 from app.runtime import get_runtime
 from app.ui import replay_view, words
 from app.ui.guard import guarded, live, page
+from app.ui.isolation_replay import show_isolation
 from app.ui.links import link, param
 from app.ui.quality_data import of_replay, replay_runs
 from app.ui.quality_view import show_measurement, show_model_note, show_recommended
 from app.ui.tables import show_choices, show_table
-from probe.replay.scenario import Scenario, list_scenarios
+from probe.replay.scenario import VARIANTS, Scenario, get_scenario, list_scenarios
 from probe.store import Replay
 
 HISTORY = 50
@@ -43,13 +44,16 @@ def show_scenario(scenario: Scenario, replays: Sequence[Replay]) -> None:
     """One scenario with the case it stands for, its newest verdict and the button that runs it."""
     with st.container(border=True):
         st.markdown(f"#### {words.plain(scenario.title)}")
+        variant = choose_variant(scenario.id)
+        if variant is not None:
+            scenario = get_scenario(scenario.id, variant)
         st.markdown(f"**Hypothesis:** {words.plain(scenario.hypothesis)}")
         show_case(scenario.article_case)
         newest = next((r for r in replays if r.scenario == scenario.id), None)
         with st.container(horizontal=True, vertical_alignment="center"):
             busy = get_runtime().replay_running()
             if st.button("Run", key=f"run-{scenario.id}", type="primary", icon=":material/play_arrow:", disabled=busy):
-                start(scenario.id)
+                start(scenario.id, variant)
             link("runbooks", f"Runbook {scenario.runbook}", ":material/menu_book:", runbook=scenario.runbook)
             if newest is None:
                 st.caption("Never run here.")
@@ -58,6 +62,12 @@ def show_scenario(scenario: Scenario, replays: Sequence[Replay]) -> None:
                 verdict = words.verified_mark(replay_view.verdict(newest)).badge
                 st.markdown(f"Last run {words.ago(newest.started_at)}: {status} {verdict}")
                 link("incidents", "Open last run", ":material/history:", replay=newest.id)
+
+
+def choose_variant(scenario_id: str) -> str | None:
+    """The form of the incident to run; None when it has only one."""
+    variants = list(VARIANTS.get(scenario_id, ()))
+    return st.selectbox("Variant", variants, key=f"variant-{scenario_id}") if len(variants) > 1 else None
 
 
 def show_case(case: Mapping[str, Any]) -> None:
@@ -83,10 +93,10 @@ def _flat(case: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield name, str(value)
 
 
-def start(scenario_id: str) -> None:
+def start(scenario_id: str, variant: str | None) -> None:
     """Starts a replay and opens it."""
     with guarded():
-        st.query_params["replay"] = get_runtime().start_replay(scenario_id)
+        st.query_params["replay"] = get_runtime().start_replay(scenario_id, variant)
         st.rerun()
 
 
@@ -126,6 +136,8 @@ def show_ended(replay: Replay) -> None:
     store = get_runtime().store
     replay_view.show_head(replay)
     replay_view.show_result(replay)
+    with guarded():
+        show_isolation(replay.result or {})
     with guarded():
         show_candidates(replay)
     replay_view.show_alerts(replay_view.alerts_of(store, replay), replay.id)

@@ -7,14 +7,18 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
-from app.ui.words import plain
+from app.ui.words import Mark, plain
 
 
 def show_table(rows: Sequence[Mapping[str, object]]) -> None:
-    """A table that wraps long text; nothing when there are no rows."""
+    """A table that wraps long text, marks as badges; nothing when there are no rows."""
     if rows:
-        frame = pd.DataFrame([{key: plain(str(value)) for key, value in row.items()} for row in rows])
+        frame = pd.DataFrame([{key: _cell(value) for key, value in row.items()} for row in rows])
         st.table(frame, hide_index=True, border="horizontal")
+
+
+def _cell(value: object) -> str:
+    return value.badge if isinstance(value, Mark) else plain(str(value))
 
 
 def show_choices(rows: Sequence[Mapping[str, object]], ids: Sequence[object], param: str) -> None:

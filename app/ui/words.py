@@ -29,7 +29,7 @@ class Mark:
 
     @property
     def badge(self) -> str:
-        return f":{self.color}-badge[{self.text}]"
+        return f":{self.color}-badge[{self.shape} {plain(self.word)}]"
 
 
 _TARGET = {

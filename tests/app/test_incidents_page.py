@@ -10,6 +10,7 @@ import pytest
 
 import app.runtime as runtime_module
 from app.runtime import AppError, Runtime
+from probe.replay.scenario import SCENARIOS
 from probe.store import Store
 
 Open = Callable[..., Any]
@@ -40,7 +41,8 @@ def test_scenarios_show_hypothesis_and_published_case(store: Store, use: Use, op
     page = open_page("incidents")
     page.assert_calm()
     hypotheses = [m.value for m in page.at.markdown if m.value.startswith("**Hypothesis:**")]
-    scenarios = {"oom", "eviction-storm", "int4-degradation"}
+    scenarios = set(SCENARIOS)
+    assert scenarios >= {"oom", "eviction-storm", "int4-degradation"}
     assert len(hypotheses) == len(scenarios)
     assert {b.key for b in page.at.button} == {f"run-{scenario}" for scenario in scenarios}
     assert "327,680" in page.text or "327680" in page.text.replace("\u202f", "")  # KV bytes a token of the 70B case

@@ -1,0 +1,104 @@
+"""The isolation part of a replay's result: what leaked from one session to another, and the prefix tree then.
+
+`result["isolation"]` has variant, kind, before and after; a phase has requests, breaches, breach_rate, upper_bound,
+legit, examples, tree, engine. After an interrupted replay `after` is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import streamlit as st
+
+from app.ui import words
+from app.ui.conversations import side_by_side
+from app.ui.prefix_tree_view import show_tree
+from app.ui.tables import show_table
+
+EXAMPLES_SHOWN = 3
+NODES_SHOWN = 16
+PHASES = {"before": "before the change", "after": "after the change"}
+Phase = Mapping[str, Any]
+
+
+def show_isolation(result: Mapping[str, Any]) -> None:
+    """Nothing for replays that have no isolation part."""
+    isolation = result.get("isolation")
+    if not isinstance(isolation, Mapping):
+        return
+    st.markdown(f"**What one session saw of another** (variant {words.plain(str(isolation.get('variant')))})")
+    show_table(figures(isolation))
+    st.caption(
+        "The upper bound is that of a 95% interval: with no breach in so many requests, the true rate may still be "
+        "that high. Legitimate hits are prompt tokens that a session may find cached and does."
+    )
+    for phase in PHASES:
+        found = isolation.get(phase)
+        if isinstance(found, Mapping):
+            show_examples(found, phase)
+    show_trees(isolation)
+
+
+def show_examples(phase: Phase, name: str) -> None:
+    """Both conversations of the first few examples."""
+    examples = list(phase.get("examples") or [])
+    for example in examples[:EXAMPLES_SHOWN]:
+        st.markdown(f"##### {words.plain(str(example.get('title') or 'Two sessions'))}, {PHASES[name]}")
+        st.markdown(words.plain(str(example.get("sentence") or "")))
+        st.html(side_by_side(example.get("sessions") or []))
+        show_outcome(example)
+    if len(examples) > EXAMPLES_SHOWN:
+        st.caption(f"{len(examples) - EXAMPLES_SHOWN} more examples are in the replay's report.")
+
+
+def show_outcome(example: Mapping[str, Any]) -> None:
+    """What leaked, and what the same question gets when nothing is cached."""
+    cold = f"Answered cold, with nothing cached: “{words.plain(str(example.get('cold_answer') or '').strip())}”"
+    leaked = example.get("leaked")
+    if leaked:
+        st.markdown(f":red-badge[■ leaked] “**{words.plain(str(leaked).strip())}**” &nbsp; {cold}")
+    else:
+        st.markdown(f":blue-badge[◇ nothing leaked here] {cold}")
+
+
+def show_trees(isolation: Mapping[str, Any]) -> None:
+    """The prefix tree before and after, one below the other: the columns stay readable."""
+    for name, title in PHASES.items():
+        phase = isolation.get(name)
+        tree = phase.get("tree") if isinstance(phase, Mapping) else None
+        if isinstance(tree, Mapping):
+            st.markdown(f"**Prefix tree {title}**")
+            show_tree(tree, limit=NODES_SHOWN)
+
+
+def figures(isolation: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Rows `figure, before, after`; what neither phase measured is left out."""
+    phases = {name: dict(_figures(isolation.get(name) or {})) for name in PHASES}
+    labels = {label: None for found in phases.values() for label in found}
+    return [{"figure": label, **{n: found.get(label, words.DASH) for n, found in phases.items()}} for label in labels]
+
+
+def _figures(phase: Phase) -> Iterator[tuple[str, str]]:
+    if "requests" in phase:
+        yield "requests of another session", words.count(phase["requests"])
+        yield "answers with text of another session", words.count(phase.get("breaches"))
+        yield "breach rate", words.ratio(phase.get("breach_rate"))
+    if phase.get("upper_bound") is not None:
+        yield "breach rate, upper bound", words.ratio(phase["upper_bound"], 2)
+    legit = phase.get("legit") or {}
+    if legit.get("asked_tokens"):
+        hit, asked = words.count(legit.get("hit_tokens")), words.count(legit["asked_tokens"])
+        yield "legitimate hits", f"{words.ratio(legit.get('rate'))} ({hit} of {asked} tokens)"
+    engine = phase.get("engine") or {}
+    if "isolation_breaches" in engine:
+        yield "counted by the engine", counts(engine["isolation_breaches"])
+    if engine.get("prefix_hits_by_scope"):
+        yield "hit tokens by whose they were", counts(engine["prefix_hits_by_scope"])
+    if engine.get("hit_rate_lost") is not None:
+        yield "hit rate lost to isolation", words.ratio(engine["hit_rate_lost"])
+
+
+def counts(by_kind: Mapping[str, Any]) -> str:
+    """`12 namespace, 3 image`; `none` when all are zero."""
+    return ", ".join(f"{words.count(n)} {kind}" for kind, n in by_kind.items() if n) or "none"
