@@ -3,8 +3,8 @@
 Arithmetic, once for all: an increase is the sum of the rises between neighbouring samples inside the window,
 not extrapolated to its edges; after a counter reset the new value counts from 0. A ratio is the ratio of
 sums over engines, never a mean of ratios. A gauge of several engines counts by its hottest one. Samples
-older than the staleness limit are no data, and no data is not "ok". Rounds of a quality canary come hours apart
-and do not go stale; they count while they are in the window.
+older than the staleness limit are no data, and no data is not "ok". Rounds of a canary or a probe come hours apart
+and do not go stale; they count as far back as their rule says.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from probe.alerts import isolation, quality
 from probe.alerts.quality import Round, is_worse, rounds
 from probe.alerts.rules import (
     AbsenceSignal,
+    BreachSignal,
     EventMatch,
     EventSignal,
     QualitySignal,
@@ -31,6 +33,8 @@ Verdict = Literal["breach", "ok", "below_floor", "no_data", "inhibited"]
 
 # Events that tell whether an engine is meant to run.
 LIFECYCLE_KINDS = ("engine_start", "engine_restart", "engine_exit", "flags_changed")
+# Events that tell that a round is in the store.
+ROUND_KINDS = (quality.ROUND_EVENT, isolation.ROUND_EVENT)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,8 @@ def evaluate(rule: Rule, view: View, active_since: float | None = None) -> Outco
         return _events(rule, signal, view, active_since)
     if isinstance(signal, QualitySignal):
         return _quality(rule, signal, view)
+    if isinstance(signal, BreachSignal):
+        return _isolation(rule, signal, view)
     return _absence(rule, signal, view)
 
 
@@ -258,6 +264,37 @@ def _fall(seen: Round) -> str:
     fell = f"accuracy {-100 * seen.drop:+.1f} points (95% interval {-100 * high:+.1f} to {-100 * low:+.1f})"
     dtype = f", KV cache dtype {seen.dtype}" if seen.dtype else ""
     return f"{fell} on {seen.items} questions, {seen.invalid_rate:.1%} invalid answers{dtype}"
+
+
+def _isolation(rule: Rule, signal: BreachSignal, view: View) -> Outcome:
+    engines = view.window.series(signal.counter)
+    missing = _why_no_data(signal.counter, engines, view)
+    first_up = min((ts for s in view.window.series("up") for ts, value in s.points if value >= 1), default=None)
+    hits: dict[str, float] = {}
+    for series in engines:
+        kind = series.labels.get("kind", "")
+        hits[kind] = hits.get(kind, 0.0) + _increase_from_birth(series, view.now - rule.window_s, view.now, first_up)
+    seen = isolation.newest(view.window, signal, view.now - rule.rounds_s)
+    counted = missing or f"{_engines(engines, view)} counting breaches, {rule.window_s:.0f} s"
+    coverage = f"{counted}; {isolation.coverage(seen, view.now, rule.rounds_s)}"
+    value = sum(hits.values()) + sum(reading.leaks for reading in seen)
+    # An increase that was seen stays one, though the engine that counted it is gone.
+    if value <= rule.threshold and missing and not seen:
+        return Outcome("no_data", None, None, None, coverage, "")
+    probes = sum(reading.probes for reading in seen) if seen else None
+    summary = f"{rule.title}: {isolation.what_was_seen(hits, seen)}"
+    return Outcome("breach" if value > rule.threshold else "ok", value, value, probes, coverage, summary)
+
+
+def _increase_from_birth(series: Series, start: float, end: float, first_up: float | None) -> float:
+    """Growth of a counter; one that appears on a target already watched has grown from 0.
+
+    A label's series may begin with its first event, and so would hide it.
+    """
+    first_ts, first = series.points[0]
+    born = first if first_up is not None and first_up < first_ts and start <= first_ts <= end else 0.0
+    rise = increase(series, start, end)
+    return born + (rise.value if rise is not None else 0.0)
 
 
 def _planned_absence(last: Event | None, last_up: float | None, now: float, grace_s: float) -> str | None:

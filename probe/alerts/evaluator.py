@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from probe.alerts.evaluate import LIFECYCLE_KINDS, Outcome, View, evaluate
-from probe.alerts.rules import EventSignal, QualitySignal, Rule, scaled
+from probe.alerts.rules import EventSignal, Rule, scaled
 from probe.alerts.state import Progress, Transition, restore, step
 from probe.alerts.window import Window
 from probe.store import Alert, AlertUpdate, Event, Reading, Sample, Target
@@ -93,7 +93,7 @@ def horizon_s(rules: Iterable[Rule]) -> float:
     """How far back the (scaled) rules look at scrapes and events, in seconds."""
     spans = [30.0]
     for rule in rules:
-        if isinstance(rule.signal, QualitySignal):
+        if rule.metrics == rule.round_metrics:
             continue
         recover = rule.signal.recover_s if isinstance(rule.signal, EventSignal) else 0.0
         spans.append(rule.window_s + recover)
@@ -101,12 +101,10 @@ def horizon_s(rules: Iterable[Rule]) -> float:
 
 
 def horizons_s(rules: Sequence[Rule]) -> dict[str, float]:
-    """How far back the (scaled) rules look at each metric: rounds of a canary farther than what is scraped."""
+    """How far back the (scaled) rules look at each metric: rounds farther than what is scraped."""
     scraped = horizon_s(rules)
     return {
-        metric: rule.window_s if isinstance(rule.signal, QualitySignal) else scraped
-        for rule in rules
-        for metric in rule.metrics
+        metric: rule.rounds_s if metric in rule.round_metrics else scraped for rule in rules for metric in rule.metrics
     }
 
 

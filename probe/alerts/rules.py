@@ -89,7 +89,22 @@ class QualitySignal:
     min_window_s: float
 
 
-Signal = RatioSignal | SaturationSignal | EventSignal | AbsenceSignal | QualitySignal
+@dataclass(frozen=True)
+class BreachSignal:
+    """Isolation breaches: what the engine itself counted in the window, plus what an isolation probe found.
+
+    `counter` grows by one for every hit on a block of another identity. `probes` and `leaks` are counts of one round
+    of the probe, by check; the newest reading of each check counts until a newer one replaces it, for `rounds_s` at
+    most (not scaled): nothing but another round shows that a leak is gone.
+    """
+
+    counter: str
+    probes: str
+    leaks: str
+    rounds_s: float
+
+
+Signal = RatioSignal | SaturationSignal | EventSignal | AbsenceSignal | QualitySignal | BreachSignal
 
 
 @dataclass(frozen=True)
@@ -128,7 +143,22 @@ class Rule:
             return frozenset({signal.metric, signal.queue})
         if isinstance(signal, QualitySignal):
             return frozenset({signal.items, signal.lost, signal.gained, signal.invalid})
+        if isinstance(signal, BreachSignal):
+            return frozenset({"up", signal.counter, signal.probes, signal.leaks})
         return frozenset({"up"})
+
+    @property
+    def round_metrics(self) -> frozenset[str]:
+        """Those of `metrics` that are not scraped: whoever measured a round writes them to the store."""
+        signal = self.signal
+        if isinstance(signal, QualitySignal):
+            return self.metrics
+        return frozenset({signal.probes, signal.leaks}) if isinstance(signal, BreachSignal) else frozenset()
+
+    @property
+    def rounds_s(self) -> float:
+        """How far back its rounds count, in seconds."""
+        return self.signal.rounds_s if isinstance(self.signal, BreachSignal) else self.window_s
 
 
 def scaled(rule: Rule, target: Target) -> Rule:
@@ -233,5 +263,28 @@ KV_QUALITY_DROP = Rule(
     inhibited_by=("oom", "target-missing"),
 )
 
+# One breach is one too many, and no other alert explains it.
+PREFIX_ISOLATION_BREACH = Rule(
+    id="prefix-isolation-breach",
+    title="Prefix cache serves one customer's context to another",
+    severity="critical",
+    signal=BreachSignal(
+        counter="isolation_breaches_total",
+        probes="isolation_probes",
+        leaks="isolation_leaks",
+        rounds_s=86_400.0,
+    ),
+    threshold=0.0,
+    window_s=600.0,
+    hold_s=0.0,
+)
+
 # Evaluated in this order: a rule that inhibits comes before the rules it inhibits.
-DEFAULT_RULES: tuple[Rule, ...] = (OOM, EVICTION_STORM, KV_SATURATED, TARGET_MISSING, KV_QUALITY_DROP)
+DEFAULT_RULES: tuple[Rule, ...] = (
+    OOM,
+    EVICTION_STORM,
+    KV_SATURATED,
+    TARGET_MISSING,
+    KV_QUALITY_DROP,
+    PREFIX_ISOLATION_BREACH,
+)

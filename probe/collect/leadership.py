@@ -1,8 +1,8 @@
 """What the leading monitor does: scrape, detect changes, evaluate rules, write.
 
 Built anew each time a process takes the lead: windows, counters and alert states come from the store, so that
-neither a restart nor a change of hands resets an alert or hides a counter reset. Rounds of a quality canary are
-not scraped: whoever measured them has written them to the store and said so by an event.
+neither a restart nor a change of hands resets an alert or hides a counter reset. Rounds of a quality canary or an
+isolation probe are not scraped: whoever measured them has written them to the store and said so by an event.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from probe.alerts.evaluate import LIFECYCLE_KINDS
+from probe.alerts.evaluate import LIFECYCLE_KINDS, ROUND_KINDS
 from probe.alerts.evaluator import TargetEvaluator, resolved_by_hand
-from probe.alerts.quality import ROUND_EVENT
-from probe.alerts.rules import QualitySignal, Rule
+from probe.alerts.rules import Rule
 from probe.collect.changes import ChangeDetector, Finding, Observation
 from probe.collect.collector import Collector
 from probe.dialects import DialectError, load_dialect
@@ -147,9 +146,9 @@ class Leadership:
         return _Watched(target, evaluator, detector)
 
     async def _read_events(self) -> None:
-        kinds, since = (*LIFECYCLE_KINDS, ROUND_EVENT), self._events_since - EVENT_OVERLAP_S
+        kinds, since = (*LIFECYCLE_KINDS, *ROUND_KINDS), self._events_since - EVENT_OVERLAP_S
         events = await asyncio.to_thread(self._store.events.recent, None, None, kinds, since)
-        await self._read_rounds([e for e in events if e.kind == ROUND_EVENT])
+        await self._read_rounds([e for e in events if e.kind in ROUND_KINDS])
         by_target: dict[str, list[Event]] = {}
         for event in events:
             by_target.setdefault(event.target or "", []).append(event)
@@ -160,7 +159,7 @@ class Leadership:
         self._events_since = max([self._events_since, *(e.ts for e in events if e.ts <= time.time())])
 
     async def _read_rounds(self, events: Sequence[Event]) -> None:
-        """Take in the samples of targets on which a canary finished a round."""
+        """Take in the samples of targets on which a round was finished."""
         for name in {e.target for e in events if e.id not in self._rounds}:
             watched = self._watched.get(name or "")
             if watched is not None:
@@ -169,9 +168,9 @@ class Leadership:
         self._rounds = frozenset(e.id for e in events)
 
     def _rounds_of(self, watched: _Watched) -> list[Sample]:
-        quality = [rule for rule in watched.evaluator.rules if isinstance(rule.signal, QualitySignal)]
-        recent, now = self._store.samples.recent, time.time()
-        return [s for rule in quality for s in recent(watched.target.name, rule.metrics, now - rule.window_s)]
+        with_rounds = [rule for rule in watched.evaluator.rules if rule.round_metrics]
+        recent, now, name = self._store.samples.recent, time.time(), watched.target.name
+        return [s for rule in with_rounds for s in recent(name, rule.round_metrics, now - rule.rounds_s)]
 
     async def _on_observation(self, seen: Observation) -> None:
         """Take in one scrape; if the lease may have run out by now, only once it was renewed."""
