@@ -9,7 +9,8 @@ Partly filled blocks are never shared, so nobody writes into a block that somebo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from engine.block_pool import Block, BlockPool
 from engine.prefix_cache import PrefixCacheStats, request_block_hashes
@@ -19,7 +20,20 @@ from engine.request import Request
 class KVCacheManager:
     """Allocation and prefix lookup over one `BlockPool`. Sizes are in tokens unless a name says blocks."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        *,
+        hash_algo: str = "sha256",
+        verify: bool = False,
+        ttl: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        fault: str = "none",
+        fork_sharing: bool = True,
+        keeps_open_blocks: bool = False,
+    ) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.block_pool = BlockPool(num_blocks, enable_prefix_caching)

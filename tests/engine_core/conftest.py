@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from engine.block_pool import CACHED, FREE, SHARED, USED, BlockPool
+from engine.cache_identity import CacheIdentity
 from engine.config import EngineConfig
 from engine.request import Request, SamplingParams
 from engine.scheduler import Scheduler, SchedulerOutput
@@ -15,9 +16,17 @@ from engine.scheduler import Scheduler, SchedulerOutput
 VOCAB_SIZE = 50
 
 
-def prefix_states(token_ids: Sequence[int], cache_salt: str | None) -> list[int]:
-    """The fake KV of each token: a digest of the salt and of every token up to it, as real KV depends on both."""
-    state = 0 if cache_salt is None else 1 + zlib.crc32(cache_salt.encode())
+def identity_of(salt: str | None) -> CacheIdentity:
+    """Who sends this salt and nothing else, in scope global."""
+    return CacheIdentity(() if salt is None else (("cache_salt", salt),), owner=salt or "")
+
+
+def prefix_states(token_ids: Sequence[int], identity: CacheIdentity) -> list[int]:
+    """The fake KV of each token: a digest of the request's identity and of every token up to it.
+
+    Real KV does not depend on the namespace; here it does, so that a hit across namespaces shows as wrong content.
+    """
+    state = zlib.crc32(repr((identity.namespace, identity.adapter, identity.images)).encode())
     states = []
     for token_id in token_ids:
         state = hash((state, token_id))
@@ -29,7 +38,7 @@ def expected_output(prompt: Sequence[int], salt: str | None, count: int) -> list
     """What the fake model generates for a prompt that is never interrupted."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(prefix_states(tokens, salt)[-1] % VOCAB_SIZE)
+        tokens.append(prefix_states(tokens, identity_of(salt))[-1] % VOCAB_SIZE)
     return tokens[len(prompt) :]
 
 
@@ -92,7 +101,7 @@ class FakeEngine:
             request_id,
             prompt,
             SamplingParams(max_tokens=max_tokens, **params),
-            cache_salt=salt,
+            identity=identity_of(salt),
             priority=priority,
             arrival_time=arrival_time,
             eos_token_id=eos_token_id,
@@ -118,7 +127,7 @@ class FakeEngine:
             came_from = self.next_position.get(request.request_id, start - start % block_size)
             assert start == came_from, "computing starts in the middle of a block"
             self.next_position[request.request_id] = end
-            states = prefix_states(request.all_token_ids[:end], request.cache_salt)
+            states = prefix_states(request.all_token_ids[:end], request.identity)
             for position in range(start, end):
                 block = self.pool.blocks[request.block_ids[position // block_size]]
                 assert block.ref_cnt == 1, "a shared block is written"
@@ -132,7 +141,7 @@ class FakeEngine:
             end = entry.num_computed_tokens + entry.num_scheduled_tokens
             slots = [request.block_ids[i // block_size] * block_size + i % block_size for i in range(end)]
             states = [self.kv[slot] for slot in slots]
-            assert states == prefix_states(request.all_token_ids[:end], request.cache_salt)
+            assert states == prefix_states(request.all_token_ids[:end], request.identity)
             sampled.append(states[-1] % VOCAB_SIZE if entry.samples else None)
         return sampled
 
@@ -201,8 +210,13 @@ def fake_output() -> Callable[[Sequence[int], str | None, int], list[int]]:
 
 
 @pytest.fixture(scope="session")
-def fake_kv() -> Callable[[Sequence[int], str | None], list[int]]:
+def fake_kv() -> Callable[[Sequence[int], CacheIdentity], list[int]]:
     return prefix_states
+
+
+@pytest.fixture(scope="session")
+def salted() -> Callable[[str | None], CacheIdentity]:
+    return identity_of
 
 
 @pytest.fixture(scope="session")

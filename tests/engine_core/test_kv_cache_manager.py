@@ -4,13 +4,15 @@ import tracemalloc
 
 import pytest
 
+from engine.cache_identity import CacheIdentity
 from engine.kv_cache_manager import KVCacheManager
 from engine.memory import BOOKKEEPING_BYTES_PER_BLOCK
 from engine.request import Request, SamplingParams
 
 
 def request_of(tokens: list[int], salt: str | None = None, **params: object) -> Request:
-    return Request("r", tokens, SamplingParams(**params), identity=CacheIdentity(() if salt is None else (("cache_salt", salt),)))  # type: ignore[arg-type]
+    identity = CacheIdentity(() if salt is None else (("cache_salt", salt),))
+    return Request("r", tokens, SamplingParams(**params), identity=identity)  # type: ignore[arg-type]
 
 
 def compute(manager: KVCacheManager, request: Request, num_tokens: int | None = None) -> bool:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.cache_identity import CacheIdentity
 from engine.prefix_cache import ROOT_HASH, RecentEvictions, hash_block, request_block_hashes
 from engine.request import Request, SamplingParams
 
 
 def request_of(tokens: list[int], salt: str | None = None) -> Request:
-    return Request("r", tokens, SamplingParams(), cache_salt=salt)
+    return Request("r", tokens, SamplingParams(), identity=CacheIdentity(() if salt is None else (("cache_salt", salt),)))
 
 
 def test_the_encoding_is_the_documented_one() -> None:
