@@ -33,6 +33,7 @@ class Observation:
     `metrics` are increases and peaks of the target's own samples in the window. `alert` is the scenario's alert as
     JSON data, or None when it did not fire in the phase; `refired` tells whether it fired in the phase at all.
     `quality` is the result of a quality run (`probe.quality.score.summarize`), with that of full precision beside it.
+    `isolation` counts what an attack got (`probe.replay.isolation`).
     """
 
     started_at: float
@@ -44,6 +45,7 @@ class Observation:
     alert: Mapping[str, Any] | None = None
     refired: bool = False
     quality: Mapping[str, Any] | None = None
+    isolation: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -90,6 +90,7 @@ def phase(observation: Observation, facts: Mapping[str, Any]) -> dict[str, Any]:
         "load_duration_s": load.get("duration_s"),
         **observation.metrics,
         **_quality(observation.quality),
+        **_isolation(observation.isolation),
         "engine_exit": None if observation.engine_exit is None else observation.engine_exit.get("message"),
         "kv_cache_dtype": plan.get("kv_cache_dtype"),
         "kv_bytes_per_token": plan.get("kv_bytes_per_token"),
@@ -124,6 +125,23 @@ def _quality(quality: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
+def _isolation(isolation: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The figures of an attack that stand in one row, with the first thing it got."""
+    if isolation is None:
+        return {}
+    first = next(iter(isolation["examples"]), {})
+    return {
+        "cross_session_requests": isolation["requests"],
+        "breaches": isolation["breaches"],
+        "breach_rate": isolation["breach_rate"],
+        "breach_rate_upper_bound": isolation["upper_bound"],
+        "legit_hit_rate": isolation["legit"]["rate"],
+        "hit_rate_lost_to_isolation": isolation["engine"]["hit_rate_lost"],
+        "leaked": first.get("leaked"),
+        "leak": first.get("sentence"),
+    }
+
+
 def load_sentence(observation: Observation) -> str:
     """What a load came to, in a line."""
     load, metrics = observation.load, observation.metrics
@@ -149,6 +167,8 @@ def summary(result: Mapping[str, Any]) -> str:
         f"{result['scenario']}: {result['title']}",
         f"  reproduced  {_yes(result['reproduced'])}",
     ]
+    if leak := (result["before"] or {}).get("leak"):
+        lines.append(f"  leak        {leak}")
     lines += [
         f"  alert       {alert['rule']} {alert['value']} (threshold {alert['threshold']}), {alert['state']}"
         for alert in result["alerts"]

