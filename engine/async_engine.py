@@ -60,6 +60,8 @@ class Submission:
     params: SamplingParams
     identity: CacheIdentity = ANONYMOUS
     priority: int = 0
+    fork_of: str | None = None  # the request whose blocks it may start from
+    model_token_ids: list[int] | None = None
 
 
 class Generation:
@@ -321,6 +323,8 @@ class AsyncEngine:
                     item.params,
                     identity=item.identity,
                     priority=item.priority,
+                    fork_of=item.fork_of,
+                    model_token_ids=item.model_token_ids,
                 )
                 self._active[item.request_id] = (generation, index)
         except (QueueFull, ValueError, EngineDead) as error:

@@ -1,4 +1,4 @@
-"""What an engine is started with: its flags.
+"""What an engine is started with: the values of its flags, and which go together.
 
 Flags carry vLLM's names, so that a runbook's change applies to the embedded engine letter for letter;
 `--device-memory` and `--exit-with-parent` are ours and say so. Pure Python: importing this module must
@@ -7,73 +7,25 @@ stay cheap (the app, the runbooks and the supervisor read flags without loading 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from engine.cache_identity import PREFIX_SCOPES
 from engine.errors import ConfigError
+from engine.flags import DTYPES, MIB, FlagParser, add_flags, parse_bytes
 from engine.kv_formats import layer_kv_formats, layer_problems, split_layer_words
 from engine.model_dims import ModelDims, read_hf_config
-from kernels.formats import KV_CACHE_DTYPES, KVFormat
+from kernels.formats import KVFormat
 
 __all__ = [
     "MIB", "ConfigError", "EngineConfig", "ModelDims", "apply_changes", "build_parser", "flag_of", "parse_bytes",
     "read_hf_config",
 ]  # fmt: skip
 
-MIB = 1024**2
-
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "kb": 10**3,
-    "kib": 2**10,
-    "m": 10**6,
-    "mb": 10**6,
-    "mib": 2**20,
-    "g": 10**9,
-    "gb": 10**9,
-    "gib": 2**30,
-    # vLLM's human-readable integers: a capital letter is binary.
-    "K": 2**10,
-    "M": 2**20,
-    "G": 2**30,
-}
-
-MODEL_HELP = (
-    "Hugging Face directory, GGUF file, gemma (extra `gemma`), or testbed-outliers (the testbed model rewritten to "
-    "have outlier key channels; same function in full precision); default: the testbed model"
-)
-
 _SHIPPED_MODELS = {"": "model", "testbed-outliers": "model_outliers"}  # --model -> directory in engine/testbed
-
-# The unsafe one keeps 16 bits of SHA-256: collisions are found in a moment, and come by themselves.
-HASH_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor", "unsafe_truncated")
-PREFIX_FAULTS = ("none", "adapter_key", "image_key", "weights_key", "copy_on_write")
-
-DTYPES = ("float32", "float16", "bfloat16")  # that we compute in
-
-
-def parse_bytes(text: str | int) -> int:
-    """Bytes from `268435456`, `256MiB`, `1G`.
-
-    A bare capital K, M or G is binary and a bare small letter decimal, as vLLM reads
-    `--kv-cache-memory-bytes`; KB/MB/GB are decimal and KiB/MiB/GiB binary in any case.
-    Raises `ConfigError` on anything else.
-    """
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if match:
-        unit = match[2] if match[2] in _UNITS else match[2].lower()
-        if unit in _UNITS:
-            return int(float(match[1]) * _UNITS[unit])
-    raise ConfigError(f"cannot read {text!r} as a size; write bytes or a unit, for example 256MiB")
 
 
 @dataclass(frozen=True)
@@ -124,6 +76,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         words = split_layer_words(self.kv_cache_dtype_skip_layers)  # one word may name several layers
         object.__setattr__(self, "kv_cache_dtype_skip_layers", words)
+        for name in ("prefix_cache_public", "lora_modules"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # the parser gives lists
         for problem in self._problems():
             raise ConfigError(problem)
 
@@ -139,6 +93,7 @@ class EngineConfig:
             ("kv_cache_memory_bytes", 1),
             ("num_gpu_blocks_override", 2),
             ("max_num_queued_reqs", 1),
+            ("max_lora_rank", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < low:
@@ -167,7 +122,30 @@ class EngineConfig:
                 f"{unsafe[0]} lets sessions see each other's text; it exists to replay incidents: add "
                 f"--allow-unsafe-replay on an engine that serves nobody, or choose a safe value"
             )
+        if self.prefix_cache_scope not in PREFIX_SCOPES:
+            found.append(
+                f"--prefix-cache-scope must be one of {', '.join(PREFIX_SCOPES)}, got {self.prefix_cache_scope!r}"
+            )
+        found += self._lora_problems()
         return found + layer_problems(self.kv_cache_dtype_skip_layers, self.kv_cache_dtype_layers)
+
+    def _lora_problems(self) -> list[str]:
+        if not self.lora_modules:
+            return []
+        if not self.enable_lora:
+            return ["--lora-modules needs --enable-lora"]
+        names = []
+        for module in self.lora_modules:
+            name, _, path = module.partition("=")
+            if not name or not path:
+                return [
+                    f"cannot read --lora-modules {module!r}; write NAME=PATH, for example support=/adapters/support"
+                ]
+            names.append(name)
+        for name in (self.served_model_name, *names):
+            if names.count(name) + (name == self.served_model_name) > 1:
+                return [f"--lora-modules gives the name {name!r} twice, or it is the model's own; choose another"]
+        return []
 
     @property
     def model_dir(self) -> Path:
@@ -242,162 +220,11 @@ def flag_of(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        message = re.sub(r"^argument ", "", message)
-        raise ConfigError(f"{message} (kvoncall serve --help lists the flags)")
-
-
-def build_parser(prog: str = "kvoncall serve") -> argparse.ArgumentParser:
+def build_parser(prog: str = "kvoncall serve") -> FlagParser:
     """The engine's command line. Parsing errors raise `ConfigError`; only `--help` exits."""
-    parser = _Parser(prog=prog, description="Serve a model on the embedded engine.", allow_abbrev=False)
-    add = parser.add_argument
-    default = EngineConfig()
-    add("--model", default="", metavar="PATH", help=MODEL_HELP)
-    add("--served-model-name", default=default.served_model_name, help="name in the API and in metric labels")
-    add("--host", default=default.host, help="address to listen on")
-    add("--port", type=int, default=default.port, help="0 picks a free port")
-    add("--api-key", help="require this bearer token under /v1")
-    add("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    add("--dtype", default="auto", choices=("auto", *DTYPES), help="weights and activations (auto: the checkpoint's)")
-    add("--max-model-len", type=int, help="context limit in tokens (default: the model's)")
-    add("--max-num-seqs", type=int, default=default.max_num_seqs, help="most sequences in one step")
-    add("--max-num-batched-tokens", type=int, default=default.max_num_batched_tokens, help="token budget of a step")
-    add("--block-size", type=int, default=default.block_size, help="tokens in a KV block")
-    add(
-        "--gpu-memory-utilization",
-        type=float,
-        default=default.gpu_memory_utilization,
-        help="share of device memory for weights, activations and KV cache",
-    )
-    add(
-        "--kv-cache-memory-bytes",
-        type=parse_size_argument,
-        metavar="SIZE",
-        help="size of the KV pool; skips the sizing by profile, as in vLLM",
-    )
-    add("--num-gpu-blocks-override", type=int, metavar="N", help="force the number of KV blocks")
-    add("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES, help="format of K and V (auto: as --dtype)")
-    add(
-        "--kv-cache-dtype-skip-layers",
-        nargs="*",
-        default=(),
-        metavar="LAYER",
-        help="layers that keep the model's own dtype: indices, or sliding_window for all that have one",
-    )
-    add(
-        "--kv-cache-dtype-layers",
-        default="",
-        metavar="MAP",
-        help="(ours) format by layer, for example 0-1:auto,3:int4_kivi; the others have --kv-cache-dtype",
-    )
-    add(
-        "--calculate-kv-scales",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="scales of an fp8 KV cache from the first batch, instead of the checkpoint's or 1 (vLLM has dropped this "
-        "flag: 0.7.0 to 0.27.1)",
-    )
-    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
-    add("--prefix-caching-hash-algo", default="sha256", choices=HASH_ALGOS, help="names of cached blocks")
-    add(
-        "--prefix-cache-verify",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="(ours) compare tokens and identity on every hit, whatever the hash says",
-    )
-    add(
-        "--prefix-cache-ttl",
-        type=float,
-        metavar="SECONDS",
-        help="(ours) forget cached blocks this long after their last use (default: never)",
-    )
-    add(
-        "--prefix-cache-scope",
-        default="global",
-        choices=PREFIX_SCOPES,
-        help="(ours) who shares cached prefixes: all but different cache_salts, one tenant, or one session",
-    )
-    add(
-        "--prefix-cache-public",
-        nargs="*",
-        default=(),
-        metavar="FILE",
-        help="(ours) text files whose prefixes all tenants and sessions may share, as a system prompt",
-    )
-    add(
-        "--prefix-cache-fault",
-        default="none",
-        choices=PREFIX_FAULTS,
-        help="(ours, for replays) what the prefix cache does wrong; needs --allow-unsafe-replay",
-    )
-    add(
-        "--enable-fork-sharing",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="(ours) choices of one request (n > 1) share its prompt's blocks, the last one by copy-on-write",
-    )
-    add("--enable-lora", action=argparse.BooleanOptionalAction, default=False, help="serve LoRA adapters")
-    add(
-        "--lora-modules",
-        nargs="*",
-        default=(),
-        metavar="NAME=PATH",
-        help="adapters to load at start (PEFT directories); a request names one as its model",
-    )
-    add("--max-lora-rank", type=int, default=default.max_lora_rank, help="largest rank of an adapter")
-    add(
-        "--allow-unsafe-replay",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="(ours) unlock hashes and faults that leak between sessions; for replays on an engine nobody uses",
-    )
-    add("--scheduling-policy", default="fcfs", choices=("fcfs", "priority"))
-    add("--enable-chunked-prefill", action=argparse.BooleanOptionalAction, default=True)
-    add(
-        "--long-prefill-token-threshold",
-        type=int,
-        default=0,
-        metavar="N",
-        help="cap a prompt's chunk when others also want the step (0: no cap)",
-    )
-    add("--watermark", type=float, default=0.0, help="share of KV blocks kept free at admission")
-    add("--max-num-queued-reqs", type=int, metavar="N", help="refuse with 503 beyond this many waiting requests")
-    add(
-        "--enforce-eager",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="no CUDA graphs (the embedded engine has none; accepted so that launch lines carry over)",
-    )
-    add("--seed", type=int, default=0)
-    add(
-        "--disable-log-stats",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="no periodic statistics in the log",
-    )
-    add(
-        "--device-memory",
-        type=parse_size_argument,
-        default=default.device_memory,
-        metavar="SIZE",
-        help="(ours) memory of the device when it is a CPU: the hard limit this process lives under",
-    )
-    add(
-        "--exit-with-parent",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="(ours) stop when standard input reaches its end",
-    )
+    parser = FlagParser(prog=prog, description="Serve a model on the embedded engine.", allow_abbrev=False)
+    add_flags(parser, EngineConfig())
     return parser
-
-
-def parse_size_argument(text: str) -> int:
-    """`parse_bytes` for argparse, which wants its own error type."""
-    try:
-        return parse_bytes(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def apply_changes(args: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
@@ -415,6 +242,8 @@ def apply_changes(args: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
         if value is None:
             values[name] = defaults[name]
         else:
+            if isinstance(defaults[name], tuple) and isinstance(value, str):
+                value = value.split()
             values[name] = vars(build_parser().parse_args(_flag_words(name, value)))[name]
     return EngineConfig(**values).to_args()
 

@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from engine.cache_identity import ANONYMOUS, CacheIdentity
+from engine.cache_identity import ANONYMOUS, CacheIdentity, IdentityPolicy
 from engine.config import EngineConfig, ModelDims
 from engine.device import device_memory_bytes, resolve_device, resolve_dtype
 from engine.memory import BOOKKEEPING_BYTES_PER_BLOCK, MemoryPlan, plan_kv_cache
@@ -39,6 +39,7 @@ class LLMEngine:
 
     def __init__(self, config: EngineConfig, *, observer: EngineObserver | None = None) -> None:
         self.config = config
+        self.identity_policy = IdentityPolicy(config.prefix_cache_scope)
         self.dims = ModelDims.from_model_dir(config.model_dir)
         self.tokenizer = Tokenizer(config.model_dir)
         self.tokenizer.refuse_other_vocabulary(self.dims.vocab_size)
@@ -73,8 +74,10 @@ class LLMEngine:
         *,
         identity: CacheIdentity = ANONYMOUS,
         priority: int = 0,
+        fork_of: str | None = None,
+        model_token_ids: Sequence[int] | None = None,
     ) -> None:
-        """Queues a request.
+        """Queues a request; `fork_of` names the unfinished request whose blocks it may start from.
 
         Raises `PromptTooLong`, `QueueFull` when too many wait, and `ValueError` for a prompt that is empty or
         holds unknown tokens, an id in use, or a request larger than the whole KV pool.
@@ -89,6 +92,8 @@ class LLMEngine:
             params,
             identity=identity,
             priority=priority,
+            fork_of=None if fork_of is None else self.scheduler.requests.get(fork_of),
+            model_token_ids=model_token_ids,
             eos_token_id=self.tokenizer.eos_token_id,
         )
         self.scheduler.add_request(request)

@@ -114,7 +114,7 @@ async def list_models(request: Request) -> Response:
 async def show_model(request: Request) -> Response:
     """GET /v1/models/{model}."""
     serving = serving_of(request)
-    serving.check_model(request.path_params["model"])
+    serving.find_model(request.path_params["model"])
     return JSONResponse(_model_card(serving))
 
 

@@ -13,7 +13,7 @@ from engine.api.errors import APIError, bad_field
 from engine.api.fields import read_json_object
 from engine.api.logprobs import chat_logprobs, prompt_logprobs
 from engine.api.protocol import ChatRequest, parse_chat
-from engine.api.serving import EventStream, Serving, UsageCounter, finish, new_id, serving_of
+from engine.api.serving import EventStream, Prompt, Serving, UsageCounter, finish, new_id, serving_of
 from engine.async_engine import Generation
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ async def create_chat_completion(request: Request) -> Response:
     """POST /v1/chat/completions."""
     serving = serving_of(request)
     asked = parse_chat(await read_json_object(request), serving.limits)
-    serving.check_model(asked.options.model)
+    serving.find_model(asked.options.model)
     prompt = chat_prompt(serving, asked.messages)
     answer = _Answer(serving, asked, prompt)
-    generation = serving.submit(answer.id, [prompt], asked.options, "messages")
+    generation = serving.submit(request, answer.id, [Prompt(prompt)], asked.options, "messages")
     if asked.options.stream:
         await generation.admitted()
         return EventStream(generation, answer.chunks(generation))
@@ -57,7 +57,7 @@ class _Answer:
         self._prompt = prompt
         self._usage = UsageCounter(asked.options.n)
         self._created = int(time.time())
-        self._model = serving.model_name
+        self._model = asked.options.model or serving.model_name
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         choices = []

@@ -13,7 +13,7 @@ from engine.api.errors import bad_field
 from engine.api.fields import read_json_object
 from engine.api.logprobs import completion_logprobs, prompt_logprobs
 from engine.api.protocol import CompletionRequest, parse_completion
-from engine.api.serving import EventStream, Serving, UsageCounter, finish, new_id, serving_of
+from engine.api.serving import EventStream, Prompt, Serving, UsageCounter, finish, new_id, serving_of
 from engine.async_engine import Generation
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ async def create_completion(request: Request) -> Response:
     """POST /v1/completions."""
     serving = serving_of(request)
     asked = parse_completion(await read_json_object(request), serving.limits)
-    serving.check_model(asked.options.model)
+    serving.find_model(asked.options.model)
     tokenizer = serving.llm.tokenizer
     prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in asked.prompts]
     if not all(prompts):
         raise bad_field("prompt", "has no tokens")
     answer = _Answer(serving, asked, prompts)
-    generation = serving.submit(answer.id, prompts, asked.options, "prompt")
+    generation = serving.submit(request, answer.id, [Prompt(ids) for ids in prompts], asked.options, "prompt")
     if asked.options.stream:
         await generation.admitted()
         return EventStream(generation, answer.chunks(generation))
@@ -51,7 +51,7 @@ class _Answer:
             "id": self.id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": serving.model_name,
+            "model": asked.options.model or serving.model_name,
         }
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.api.errors import APIError, bad_field
 from engine.api.fields import INT64, Fields, check_token_ids
+from engine.api.identity import checked_id
 from engine.request import SamplingParams
 
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's limit
@@ -20,7 +21,7 @@ MAX_N = 128  # OpenAI's limit
 
 # Routing, billing and bookkeeping of OpenAI's service: no influence on the tokens.
 HARMLESS = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    {"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
      "prompt_cache_retention", "parallel_tool_calls", "prompt_cache_options"}
 )  # fmt: skip
 
@@ -37,6 +38,7 @@ class GenerationOptions:
     include_usage: bool
     continuous_usage: bool
     cache_salt: str | None
+    user: str | None
     priority: int
     return_token_ids: bool
 
@@ -216,7 +218,8 @@ def _parse_options(fields: Fields, limits: Limits, max_tokens: int | None, logpr
         stream=stream,
         include_usage=include_usage,
         continuous_usage=continuous_usage,
-        cache_salt=_parse_cache_salt(fields),
+        cache_salt=_parse_id(fields, "cache_salt"),
+        user=_parse_id(fields, "user"),
         priority=_parse_priority(fields, limits),
         return_token_ids=fields.boolean("return_token_ids"),
     )
@@ -245,11 +248,9 @@ def _parse_stream_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     return include_usage, include_usage and continuous
 
 
-def _parse_cache_salt(fields: Fields) -> str | None:
-    salt = fields.raw("cache_salt")
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise bad_field("cache_salt", "must be a non-empty string if provided")
-    return None if salt is None else checked_text("cache_salt", salt)
+def _parse_id(fields: Fields, name: str) -> str | None:
+    value = fields.raw(name)
+    return None if value is None else checked_id(name, value)
 
 
 def _parse_priority(fields: Fields, limits: Limits) -> int:

@@ -14,9 +14,10 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from engine.api.errors import APIError, as_api_error
+from engine.api.identity import caller_of
 from engine.api.protocol import GenerationOptions, Limits
 from engine.async_engine import AsyncEngine, Generation, Submission
-from engine.cache_identity import CacheIdentity, IdentityPolicy
+from engine.cache_identity import Adapter, ImageSpan
 
 if TYPE_CHECKING:
     from engine.engine import LLMEngine, RequestOutput
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a request asks the model to continue.
+
+    token_ids: what counts as the prompt. With images in it, model_token_ids is what the model reads in their place.
+    """
+
+    token_ids: list[int]
+    model_token_ids: list[int] | None = None
+    images: tuple[ImageSpan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,29 +60,39 @@ class Serving:
     def limits(self) -> Limits:
         return Limits(self.llm.dims.vocab_size, self.llm.config.scheduling_policy == "priority")
 
-    def check_model(self, model: str | None) -> None:
-        """404 for a model that is not served; an absent name means the served one."""
-        if model is not None and model != self.model_name:
-            raise APIError(
-                404,
-                f"The model {model!r} does not exist here; this engine serves {self.model_name!r}.",
-                param="model",
-                code="model_not_found",
-            )
+    def find_model(self, model: str | None) -> Adapter | None:
+        """The adapter that `model` names, `None` for the served model itself; 404 for a name that is not served."""
+        if model is None or model == self.model_name:
+            return None
+        raise APIError(
+            404,
+            f"The model {model!r} does not exist here; this engine serves {self.model_name!r}.",
+            param="model",
+            code="model_not_found",
+        )
 
     def submit(
-        self, response_id: str, prompts: Sequence[list[int]], options: GenerationOptions, param: str
+        self, request: Request, response_id: str, prompts: Sequence[Prompt], options: GenerationOptions, param: str
     ) -> Generation:
-        """Queues n sequences for each prompt; sequence `p * n + c` is choice c of prompt p."""
+        """Queues n sequences for each prompt; sequence `p * n + c` is choice c of prompt p, a fork of its choice 0."""
+        caller = caller_of(request.headers, options.user, options.cache_salt)
+        adapter = self.find_model(options.model)
         submissions: list[Submission] = []
-        identity = CacheIdentity(IdentityPolicy().namespace(cache_salt=options.cache_salt))
         for prompt in prompts:
+            identity = caller.identity(self.llm.identity_policy, adapter, prompt.images)
+            leader = f"{response_id}-{len(submissions)}"
             for choice in range(options.n):
-                params = options.params_for(len(prompt), choice, self.max_model_len, param)
+                params = options.params_for(len(prompt.token_ids), choice, self.max_model_len, param)
                 self.metrics.on_submitted(options.n, params.max_tokens)
                 submissions.append(
                     Submission(
-                        f"{response_id}-{len(submissions)}", prompt, params, identity, options.priority
+                        f"{response_id}-{len(submissions)}",
+                        prompt.token_ids,
+                        params,
+                        identity,
+                        options.priority,
+                        fork_of=leader if choice else None,
+                        model_token_ids=prompt.model_token_ids,
                     )
                 )
         return self.engine.submit(submissions, streaming=options.stream)

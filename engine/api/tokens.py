@@ -16,7 +16,7 @@ async def tokenize(request: Request) -> Response:
     """POST /tokenize: `prompt` or `messages` -> count, tokens, max_model_len."""
     serving = serving_of(request)
     fields = Fields(await read_json_object(request))
-    serving.check_model(fields.string("model"))
+    serving.find_model(fields.string("model"))
     prompt, messages = fields.string("prompt"), fields.raw("messages")
     wants_texts = fields.boolean("return_token_strs")
     tokenizer = serving.llm.tokenizer
@@ -40,7 +40,7 @@ async def detokenize(request: Request) -> Response:
     """POST /detokenize: `tokens` -> `prompt`."""
     serving = serving_of(request)
     fields = Fields(await read_json_object(request))
-    serving.check_model(fields.string("model"))
+    serving.find_model(fields.string("model"))
     tokens = fields.token_ids("tokens", serving.limits.vocab_size)
     fields.reject_rest()
     return JSONResponse({"prompt": serving.llm.tokenizer.decode(tokens, skip_special_tokens=False)})

@@ -93,6 +93,19 @@ def test_parser_defaults_are_the_dataclass_defaults() -> None:
         (["--kv-cache-dtype-layers", "3-1:auto"], "3 is above 1"),
         (["--kv-cache-dtype-layers", "0-2:auto,2:fp8"], "names layer 2 twice"),
         (["--kv-cache-dtype-skip-layers", "5", "--kv-cache-dtype-layers", "4-6:fp8"], "layer 5 is in both"),
+        (["--prefix-cache-ttl", "0"], "--prefix-cache-ttl must be above 0 seconds, got 0"),
+        (["--prefix-cache-ttl", "-1.5"], "--prefix-cache-ttl must be above 0 seconds, got -1.5"),
+        (["--prefix-cache-ttl", "inf"], "--prefix-cache-ttl"),
+        (["--prefix-cache-ttl", "nan"], "--prefix-cache-ttl"),
+        (["--prefix-cache-scope", "user"], "--prefix-cache-scope"),
+        (["--prefix-caching-hash-algo", "md5"], "--prefix-caching-hash-algo"),
+        (["--prefix-caching-hash-algo", "unsafe_truncated"], "see each other's text"),
+        (["--prefix-cache-fault", "adapter_key"], "--allow-unsafe-replay"),
+        (["--max-lora-rank", "0"], "--max-lora-rank"),
+        (["--lora-modules", "a=/x"], "--lora-modules needs --enable-lora"),
+        (["--enable-lora", "--lora-modules", "a"], "cannot read --lora-modules 'a'; write NAME=PATH"),
+        (["--enable-lora", "--lora-modules", "a=/x", "a=/y"], "gives the name 'a' twice"),
+        (["--enable-lora", "--lora-modules", "testbed=/x"], "gives the name 'testbed' twice, or it is the model's"),
     ],
 )
 def test_bad_flags_are_one_sentence_that_names_the_flag(args: list[str], says: str) -> None:
@@ -272,3 +285,19 @@ def test_flags_memory_and_runbooks_load_without_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_several_words_of_a_change_are_a_list_or_text() -> None:
+    listed = apply_changes(["--enable-lora"], {"--lora-modules": ["a=/x", "b=/y"]})
+    assert listed == apply_changes(["--enable-lora"], {"--lora-modules": "a=/x b=/y"})
+    assert EngineConfig.from_args(listed).lora_modules == ("a=/x", "b=/y")
+
+
+def test_unsafe_faults_are_unlocked_by_their_flag() -> None:
+    flags = ["--prefix-cache-fault", "copy_on_write", "--prefix-caching-hash-algo", "unsafe_truncated"]
+    assert EngineConfig.from_args([*flags, "--allow-unsafe-replay"]).prefix_cache_fault == "copy_on_write"
+
+
+def test_a_scope_that_does_not_exist_is_refused_in_code_too() -> None:
+    with pytest.raises(ConfigError, match="must be one of global, tenant, session"):
+        EngineConfig(prefix_cache_scope="user")

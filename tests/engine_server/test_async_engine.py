@@ -16,6 +16,7 @@ import pytest
 from engine.api.app import create_app
 from engine.api.serving import Serving
 from engine.async_engine import AsyncEngine, ClientGone, EngineDead, Generation, RequestRefused, Submission
+from engine.cache_identity import IdentityPolicy
 from engine.config import EngineConfig, ModelDims
 from engine.metrics import EngineMetrics
 from engine.output import RequestOutput
@@ -30,6 +31,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.config = EngineConfig()
+        self.identity_policy = IdentityPolicy()
         self.dims = ModelDims("Fake", 1, 1, 1, 1, 1, 1, 256, 64, "float32")
         self.plan = SimpleNamespace(max_model_len=10**9)
         self.tokenizer = SimpleNamespace(encode=lambda text: list(text.encode()))
