@@ -59,8 +59,8 @@ class Collision(CaseAttack):
         if answers[1] != case.secret:
             return f"Session B had told {case.right} and got {answers[1]}, computed from Session A's text."
         return (
-            f"Session B had told the assistant {case.right} and asked for it. It got {answers[1]}: what Session A, whom "
-            f"it knows nothing of, had told under the same name."
+            f"Session B had told the assistant {case.right} and asked for it. It got {answers[1]}: what Session A, of "
+            f"whom it knows nothing, had told under the same name."
         )
 
     def _collisions(self, rng: random.Random, key: str, count: int) -> list[tuple[list[Fact], list[Fact]]]:

@@ -50,9 +50,8 @@ class MissingImageKey(CaseAttack):
 
     def tell(self, case: Case, answers: Sequence[str]) -> str:
         """What the second picture's owner was told."""
-        return (
-            f"Session B sent a picture that says {case.right} and was told {answers[1]}: "
-            + ("what Session A's picture says." if answers[1] == case.secret else "read from Session A's picture.")
+        return f"Session B sent a picture that says {case.right} and was told {answers[1]}: " + (
+            "what Session A's picture says." if answers[1] == case.secret else "read from Session A's picture."
         )
 
 

@@ -30,9 +30,14 @@ class SharedPartialBlock:
 
     async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
         """Requests of CHOICES choices; every choice but the first is compared with itself alone."""
-        asked = [(told(draw_facts(rng, FACTS)), rng.randrange(2**31), number) for number in range(-(-requests // (CHOICES - 1)))]
+        asked = [
+            (told(draw_facts(rng, FACTS)), rng.randrange(2**31), number)
+            for number in range(-(-requests // (CHOICES - 1)))
+        ]
         for start in range(0, len(asked), ROUNDS):
-            await gather([lambda each=each: self._compare(client, *each, tally) for each in asked[start : start + ROUNDS]])
+            await gather(
+                [lambda each=each: self._compare(client, *each, tally) for each in asked[start : start + ROUNDS]]
+            )
 
     async def _compare(self, client: IsolationClient, prompt: str, seed: int, number: int, tally: Tally) -> None:
         caller = session(f"p{number}")

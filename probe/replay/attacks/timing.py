@@ -33,7 +33,9 @@ class TimingSideChannel:
         for start in range(0, requests, WAVE):
             numbers = range(start, min(start + WAVE, requests))
             texts = {number: told(draw_facts(rng, FACTS)) for number in numbers}
-            victims = {n: Ask(f"{t}{question(t[:2])}", f"{t}{question(t[:2])}", session(f"a{n}")) for n, t in texts.items()}
+            victims = {
+                n: Ask(f"{t}{question(t[:2])}", f"{t}{question(t[:2])}", session(f"a{n}")) for n, t in texts.items()
+            }
             told_to = await gather([lambda ask=ask: send(client, ask) for ask in victims.values()])
             guesses = {n: Ask(ask.text, ask.prompt, session(f"b{n}")) for n, ask in victims.items()}
             answers = await gather([lambda ask=ask: send(client, ask) for ask in guesses.values()])
@@ -62,7 +64,10 @@ class TimingSideChannel:
 def _example(victim: Ask, guess: Ask, first: Answer, answer: Answer) -> dict[str, Any]:
     def side(name: str, ask: Ask, text: str, marked: bool) -> dict[str, Any]:
         marks = [[0, len(ask.text)]] if marked else []
-        messages = [{"role": "user", "text": ask.text, "marks": marks}, {"role": "assistant", "text": text, "marks": []}]
+        messages = [
+            {"role": "user", "text": ask.text, "marks": marks},
+            {"role": "assistant", "text": text, "marks": []},
+        ]
         return {"name": name, "owner": ask.caller.tenant or "", "messages": messages}
 
     return {

@@ -32,9 +32,9 @@ ATTACKS: Mapping[str, Callable[[], Attack]] = {
     "timing": TimingSideChannel,
 }
 CASES = {
-    "collision": "CVE-2025-25183: vLLM before 0.7.2 named blocks by a hash whose start was known, so collisions could be made",
+    "collision": "CVE-2025-25183: vLLM before 0.7.2 named blocks by a hash that could be foretold",
     "adapter": "vllm-project/vllm#30931: adapters told apart by name; another one under the same name reads its blocks",
-    "image": "CVE-2025-46722 and LMCache/LMCache#4086: pictures told apart by too little; 302 of them collide in 16 bits",
+    "image": "CVE-2025-46722, LMCache/LMCache#4086: pictures told apart by too little; 302 of them collide in 16 bits",
     "stale-weights": "NovaSky-AI/SkyRL#2246: weights updated in place, the prefix cache kept",
     "partial-block": "a block shared before it is full, and written into without a copy",
     "timing": "CVE-2025-46570: vLLM before 0.9.0 had no salt; time to first token tells who asked what (AUC 0.99)",
