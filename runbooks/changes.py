@@ -11,6 +11,7 @@ from typing import Any
 
 from runbooks.facts import TargetFacts
 from runbooks.flags import needs_version_check, why_absent, why_value_absent
+from runbooks.isolation_flags import why_weaker
 from runbooks.kv_dtypes import why_worse
 
 
@@ -36,6 +37,8 @@ class FlagChange:
         """How to undo it."""
         if self.from_ is None:
             return f"restart without {self.flag}"
+        if isinstance(self.from_, bool):
+            return f"restart with {self.flag if self.from_ else self.flag.replace('--', '--no-', 1)}"
         return f"restart with {self.flag} {self.from_}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,13 +71,17 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to change, what not and why, and which facts were missing to say more."""
+    """What to change, what not and why, and which facts were missing to say more.
+
+    `steps`: what has to be done besides, that is no flag of the engine.
+    """
 
     runbook: str
     changes: tuple[FlagChange, ...]
     refused: tuple[Refusal, ...]
     missing: tuple[str, ...]
     summary: str
+    steps: tuple[str, ...] = ()
 
     def flag_values(self) -> dict[str, Any]:
         """`{"--flag": new value or None}`, as `engine.config.apply_changes` takes it."""
@@ -88,6 +95,7 @@ class Recommendation:
             "changes": [c.to_dict() for c in self.changes],
             "refused": [r.to_dict() for r in self.refused],
             "missing": list(self.missing),
+            "steps": list(self.steps),
         }
 
 
@@ -135,7 +143,7 @@ def refusal_reason(runbook: str, facts: TargetFacts, flag: str, to: Any) -> str 
             return reason
     if (runbook, flag) == ("kv-quality-drop", "--kv-cache-dtype") and not _measured_to_hold(facts, flag, to):
         return why_worse(now, to)
-    return None
+    return why_weaker(flag, now, to) if runbook == "prefix-isolation-breach" else None
 
 
 def _measured_to_hold(facts: TargetFacts, flag: str, to: Any) -> bool:
@@ -152,6 +160,7 @@ class Draft:
     changes: list[FlagChange] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
 
     def propose(self, flag: str, to: Any, *, why: str, expected: str, cost: str, verify: str) -> bool:
         """Adds the change unless the gate refuses it; tells whether it was added."""
@@ -168,6 +177,10 @@ class Draft:
         """Notes a change that is not recommended."""
         self.refused.append(Refusal(flag, to, reason))
 
+    def step(self, what: str) -> None:
+        """Notes what has to be done besides, that is no flag."""
+        self.steps.append(what)
+
     def lacks(self, what: str) -> None:
         """Notes a fact that would have allowed more advice."""
         if what not in self.missing:
@@ -177,4 +190,6 @@ class Draft:
         """The finished recommendation; one without changes says what was missing."""
         if not self.changes and self.missing:
             summary = f"{summary}. Missing: {'; '.join(self.missing)}"
-        return Recommendation(self.runbook, tuple(self.changes), tuple(self.refused), tuple(self.missing), summary)
+        return Recommendation(
+            self.runbook, tuple(self.changes), tuple(self.refused), tuple(self.missing), summary, tuple(self.steps)
+        )

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.config import ConfigError, EngineConfig, ModelDims, flag_of, parse_bytes
 from engine.memory import NULL_BLOCKS, kv_bytes_per_block, kv_bytes_per_token
+from runbooks.isolation_facts import IsolationFacts, read_isolation
 from runbooks.quality_candidates import QualityCandidate, read_candidates
 
 
@@ -42,6 +43,7 @@ class TargetFacts:
     `flags` maps "--flag" to the value in force; a flag that is absent there is unknown, one that is None is unset.
     `activation_peak_bytes` belongs to `max_num_batched_tokens`. `oom_allocation_bytes` is the size of the allocation
     that failed, where an out-of-memory exit told it. `quality_candidates`: formats measured on this very model.
+    `isolation`: what is known of a breach of the prefix cache's isolation.
     """
 
     engine: str
@@ -64,6 +66,7 @@ class TargetFacts:
     oom_allocation_bytes: int | None = None
     traffic: TrafficFacts = TrafficFacts()
     quality_candidates: tuple[QualityCandidate, ...] = ()
+    isolation: IsolationFacts | None = None
 
     @property
     def utilization(self) -> float | None:
@@ -86,14 +89,14 @@ class TargetFacts:
         return self.max_model_len, "--max-model-len, as no request lengths were measured"
 
 
-_READ_BELOW = ("dims", "traffic", "quality_candidates")  # have a form of their own in a dict of facts
+_READ_BELOW = ("dims", "traffic", "quality_candidates", "isolation")  # have a form of their own in a dict of facts
 
 
 def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
     """Reads a dict of facts: `/debug/engine` (has "plan"), or cache_config_info labels; unknown keys are ignored.
 
     Field names of `TargetFacts` among the keys fill what those do not tell; "traffic" is a dict of `TrafficFacts`,
-    "quality_candidates" a list of dicts of `QualityCandidate`.
+    "quality_candidates" a list of dicts of `QualityCandidate`, "isolation" a dict of `IsolationFacts`.
     """
     read = _from_debug_engine(facts) if _plan_of(facts) else _from_cache_config_info(facts)
     for name in (f.name for f in dataclasses.fields(TargetFacts)):
@@ -106,6 +109,7 @@ def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
         known = {f.name for f in dataclasses.fields(TrafficFacts)}
         read["traffic"] = TrafficFacts(**{k: v for k, v in traffic.items() if k in known})
     read["quality_candidates"] = read_candidates(facts.get("quality_candidates") or ())
+    read["isolation"] = read_isolation(facts.get("isolation"))
     return TargetFacts(**read)
 
 
@@ -200,8 +204,11 @@ def _from_cache_config_info(facts: Mapping[str, Any]) -> dict[str, Any]:
         flags["--kv-cache-dtype"] = labels["cache_dtype"]
     if "kv_cache_dtype_skip_layers" in labels:
         flags["--kv-cache-dtype-skip-layers"] = _words(labels["kv_cache_dtype_skip_layers"])
-    if str(labels.get("calculate_kv_scales")) in ("True", "False"):
-        flags["--calculate-kv-scales"] = str(labels["calculate_kv_scales"]) == "True"
+    for name in ("calculate_kv_scales", "enable_prefix_caching"):
+        if str(labels.get(name)) in ("True", "False"):
+            flags[flag_of(name)] = str(labels[name]) == "True"
+    if labels.get("prefix_caching_hash_algo") not in (None, "None"):
+        flags["--prefix-caching-hash-algo"] = labels["prefix_caching_hash_algo"]
     flags.update(_flags_of({"flags": facts.get("flags")}))
     dims_data = facts.get("dims")
     dims = ModelDims(**dims_data) if isinstance(dims_data, Mapping) else None

@@ -62,7 +62,8 @@ def why_absent(engine: str, version: str | None, flag: str) -> str | None:
 def why_value_absent(engine: str, version: str | None, flag: str, value: Any) -> str | None:
     """None when the flag takes this value in this engine and version, or takes any; else the reason why not.
 
-    With an unknown version a value counts as existing if any release read has it.
+    With an unknown version a value counts as existing if any release read has it. In the catalog a value that is gone
+    has the first and the last version that took it.
     """
     if engine == EMBEDDED:
         choices = next((a.choices for a in build_parser()._actions if flag in a.option_strings), None)
@@ -74,9 +75,17 @@ def why_value_absent(engine: str, version: str | None, flag: str, value: Any) ->
         return None
     if value not in since:
         return f"{flag} {value} is in no release of {engine} up to {catalog(engine)['newest']}"
-    if version is not None and version_key(version) < version_key(since[value]):
-        return f"{flag} {value} exists since {engine} {since[value]}; this target runs {version}"
+    first, last = _span(since[value])
+    if version is not None and version_key(version) < version_key(first):
+        return f"{flag} {value} exists since {engine} {first}; this target runs {version}"
+    if version is not None and last is not None and version_key(version) > version_key(last):
+        return f"{flag} {value} was last taken by {engine} {last}; this target runs {version}"
     return None
+
+
+def _span(value: str | list[str]) -> tuple[str, str | None]:
+    """The first version that takes a value, and the last one where it is gone."""
+    return (value, None) if isinstance(value, str) else (value[0], value[1])
 
 
 def needs_version_check(engine: str, version: str | None, flag: str, value: Any = None) -> str | None:
@@ -86,7 +95,7 @@ def needs_version_check(engine: str, version: str | None, flag: str, value: Any 
     entry = catalog(engine)["flags"].get(flag, {})
     since, what = entry.get("since"), "the flag"
     if value in entry.get("values", {}):
-        since, what = entry["values"][value], f"the value {value}"
+        since, what = _span(entry["values"][value])[0], f"the value {value}"
     return f"version unknown: {what} exists since {engine} {since}" if since and since != "0.6.6" else None
 
 

@@ -6,12 +6,21 @@ from collections.abc import Callable
 
 from runbooks.changes import FlagChange, Recommendation, Refusal, refusal_reason
 from runbooks.facts import TargetFacts, TrafficFacts, from_facts
+from runbooks.isolation_facts import IsolationFacts
 from runbooks.load import RunbookError
 from runbooks.quality_candidates import QualityCandidate
-from runbooks.remedies import eviction_storm, kv_quality_drop, kv_saturated, oom, target_missing
+from runbooks.remedies import (
+    eviction_storm,
+    kv_quality_drop,
+    kv_saturated,
+    oom,
+    prefix_isolation_breach,
+    target_missing,
+)
 
 __all__ = [
     "FlagChange",
+    "IsolationFacts",
     "QualityCandidate",
     "Recommendation",
     "Refusal",
@@ -27,6 +36,7 @@ _ADVISE: dict[str, Callable[[TargetFacts], Recommendation]] = {
     "kv-quality-drop": kv_quality_drop.advise,
     "kv-saturated": kv_saturated.advise,
     "oom": oom.advise,
+    "prefix-isolation-breach": prefix_isolation_breach.advise,
     "target-missing": target_missing.advise,
 }
 

@@ -12,7 +12,7 @@ from runbooks.load import SECTIONS, Runbook, RunbookError, get_runbook, list_run
 from runbooks.recommend import TargetFacts, recommend
 
 PAGES = list_runbooks()
-FULL = ("eviction-storm", "kv-quality-drop", "oom")
+FULL = ("eviction-storm", "kv-quality-drop", "oom", "prefix-isolation-breach")
 
 
 def prose_words(page: Runbook) -> int:
@@ -21,7 +21,9 @@ def prose_words(page: Runbook) -> int:
 
 
 def test_there_is_a_page_for_every_alert() -> None:
-    assert [p.id for p in PAGES] == ["eviction-storm", "kv-quality-drop", "kv-saturated", "oom", "target-missing"]
+    assert [p.id for p in PAGES] == [
+        "eviction-storm", "kv-quality-drop", "kv-saturated", "oom", "prefix-isolation-breach", "target-missing",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.id)
@@ -50,7 +52,7 @@ def test_every_flag_of_the_table_is_declared_and_exists(page: Runbook) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.id)
 def test_flags_named_anywhere_are_known(page: Runbook) -> None:
     known = set(catalog("vllm")["flags"]) | embedded_flags()
-    other = {"--disable-log-stats", "--canary"}  # the second is of `kvoncall quality`
+    other = {"--disable-log-stats", "--canary", "--target"}  # the last two are of `kvoncall quality` and `isolation`
     assert set(re.findall(r"--[a-z][a-z-]+", page.markdown)) <= known | other
 
 
@@ -59,7 +61,7 @@ def test_metrics_named_exist_in_vllm_or_are_standard(page: Runbook) -> None:
     real = {
         "vllm:num_preemptions_total", "vllm:kv_cache_usage_perc", "vllm:num_requests_waiting",
         "vllm:num_requests_running", "vllm:num_requests_waiting_by_reason", "vllm:cache_config_info",
-        "vllm:request_success_total",
+        "vllm:request_success_total", "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total",
     }  # fmt: skip
     assert set(re.findall(r"vllm:[a-z_]+", page.markdown)) <= real
 
