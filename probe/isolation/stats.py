@@ -12,6 +12,9 @@ from collections.abc import Sequence
 
 EXACT_UP_TO = 40  # observations of both samples together; beyond, the normal approximation is close
 Z_95 = 1.959964
+P_VALUE = 0.001  # a difference in times is shown below this
+LOUD = 0.6  # an AUC below this is of no use to an attacker, however certain it is
+QUIET = 0.65  # where an AUC's interval ends below this, no leak was found
 
 
 def rank_test(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:

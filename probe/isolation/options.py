@@ -1,0 +1,134 @@
+"""What a round of the isolation probe is asked to do, and the budget it states before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from probe.isolation.client import ProbeError
+from probe.isolation.twins import ANSWER_TOKENS, FACTS, Kind
+
+CHECKS = ("leak-canary", "side-channel", "cache-salt")
+TENANTS_BY = ("all", "header", "user", "salt")
+DEFAULT_PROBES = 80
+FEWEST_PROBES = 5
+MOST_PROBES = 5000
+DEFAULT_PREFIX_TOKENS = 1024
+FEWEST_PREFIX_TOKENS = 64
+OWN_EVERY = 4  # one pair in so many also asks whether a tenant's own repeat is told from a new prompt
+TAIL_TOKENS = 16  # what an asker adds to a prefix
+_HIT_SHARE = 0.25  # of a prefix; a chat template's few shared tokens are no hit
+_CANARY_REQUESTS = 6
+_SALT_REQUESTS = 5
+_CANARY_TOKENS = {"testbed": 3 * FACTS + 10, "plain": 14 * FACTS + 80}
+
+
+@dataclass(frozen=True)
+class IsolationOptions:
+    """What to check and how.
+
+    probes: cross-tenant probes of the leak canary, and pairs of the side channel (twice as many where those cannot
+    decide). tenants_by: how callers say who they are: X-Tenant-ID and X-Session-ID ("header"), `user`, `cache_salt`
+    ("salt"), or both header and user ("all"). salted: besides, each tenant sends a salt of its own.
+    chat: ask through /v1/chat/completions. prefix_tokens: length of the side channel's prefixes (None: 1,024, or half
+    the context where that is less).
+    """
+
+    checks: tuple[str, ...] = CHECKS
+    probes: int = DEFAULT_PROBES
+    tenants_by: str = "all"
+    salted: bool = False
+    chat: bool = False
+    prefix_tokens: int | None = None
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        unknown = [check for check in self.checks if check not in CHECKS]
+        if unknown or not self.checks or len(set(self.checks)) != len(self.checks):
+            raise ProbeError(
+                f"checks are some of {', '.join(CHECKS)}, once each, not {', '.join(self.checks) or 'none'}"
+            )
+        if not FEWEST_PROBES <= self.probes <= MOST_PROBES:
+            raise ProbeError(f"probes must be {FEWEST_PROBES} to {MOST_PROBES}, not {self.probes}")
+        if self.tenants_by not in TENANTS_BY:
+            raise ProbeError(f"tenants are told by one of {', '.join(TENANTS_BY)}, not {self.tenants_by!r}")
+        if self.prefix_tokens is not None and self.prefix_tokens < FEWEST_PREFIX_TOKENS:
+            raise ProbeError(f"a prefix needs at least {FEWEST_PREFIX_TOKENS} tokens, not {self.prefix_tokens}")
+        if self.timeout_s <= 0:
+            raise ProbeError(f"the time limit of a request must be above 0 s, not {self.timeout_s:g}")
+
+    @property
+    def salt_trials(self) -> int:
+        """Trials of `cache-salt`; each asks with another salt once and with none once."""
+        return max(FEWEST_PROBES, self.probes // 2)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the checks must know of the server: language of the twins, vocabulary (None: prompts are text)."""
+
+    kind: Kind
+    prefix_tokens: int
+    vocab_size: int | None = None
+
+    @property
+    def hit_tokens(self) -> int:
+        """So many more cached tokens than a new prefix has are a hit."""
+        return int(_HIT_SHARE * self.prefix_tokens)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most so many requests, tokens of prompts (about) and generated tokens; `by_check`: requests of each check."""
+
+    requests: int
+    prompt_tokens: int
+    generated_tokens: int
+    by_check: Mapping[str, int]
+
+    @property
+    def sentence(self) -> str:
+        parts = ", ".join(f"{check} {count:,}" for check, count in self.by_check.items())
+        return (
+            f"at most {self.requests:,} requests ({parts}) with about {self.prompt_tokens:,} prompt tokens and "
+            f"{self.generated_tokens:,} generated ones, one request at a time"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "by_check": dict(self.by_check)}
+
+
+def fitted_prefix(options: IsolationOptions, max_model_len: int | None) -> int:
+    """Tokens of a side channel's prefix in this context; raises `ProbeError` where none fits."""
+    room = None if max_model_len is None else max_model_len - TAIL_TOKENS - 8
+    if options.prefix_tokens is not None:
+        if room is not None and options.prefix_tokens > room:
+            raise ProbeError(f"a prefix of {options.prefix_tokens} tokens does not fit a context of {max_model_len}")
+        return options.prefix_tokens
+    prefix = DEFAULT_PREFIX_TOKENS if max_model_len is None else min(DEFAULT_PREFIX_TOKENS, max_model_len // 2)
+    if prefix < FEWEST_PREFIX_TOKENS:
+        raise ProbeError(f"a context of {max_model_len} tokens is too short for this probe")
+    return prefix
+
+
+def plan_budget(options: IsolationOptions, kind: Kind = "plain", prefix_tokens: int | None = None) -> Budget:
+    """The most a round may send: every extension taken, every suspicion followed up."""
+    prefix = prefix_tokens or fitted_prefix(options, None)
+    by_check: dict[str, int] = {}
+    tokens = generated = 0
+    if "leak-canary" in options.checks:
+        by_check["leak-canary"] = _CANARY_REQUESTS * options.probes
+        tokens += by_check["leak-canary"] * _CANARY_TOKENS[kind]
+        generated += by_check["leak-canary"] * ANSWER_TOKENS[kind]
+    if "side-channel" in options.checks:
+        pairs = 2 * options.probes
+        by_check["side-channel"] = 3 * pairs + -(-pairs // OWN_EVERY) + 1
+    if "cache-salt" in options.checks:
+        by_check["cache-salt"] = _SALT_REQUESTS * options.salt_trials
+    of_prefixes = by_check.get("side-channel", 0) + by_check.get("cache-salt", 0)
+    requests = sum(by_check.values()) + 1  # one that tells how long a word is
+    return Budget(requests, tokens + of_prefixes * (prefix + TAIL_TOKENS), generated + of_prefixes, by_check)
