@@ -19,6 +19,7 @@ st.navigation(
         st.Page("app_pages/overview.py", title="Overview", icon=":material/monitor_heart:", default=True),
         st.Page("app_pages/engine.py", title="Engine", icon=":material/memory:"),
         st.Page("app_pages/incidents.py", title="Incidents", icon=":material/science:"),
+        st.Page("app_pages/isolation.py", title="Isolation", icon=":material/lock_person:"),
         st.Page("app_pages/quality.py", title="Quality", icon=":material/fact_check:"),
         st.Page("app_pages/alerts.py", title="Alerts", icon=":material/notifications:"),
         st.Page("app_pages/runbooks.py", title="Runbooks", icon=":material/menu_book:"),

@@ -21,13 +21,15 @@ from pathlib import Path
 from app.canary import CanaryWatch
 from app.embedded import NAME, EmbeddedEngine
 from app.history import History
+from app.isolating import Isolating
 from app.measuring import Measuring
 from engine.config import ConfigError
+from probe.isolation.options import IsolationOptions
 from probe.monitor import Monitor
 from probe.quality.suite import SuiteSpec
 from probe.replay.runner import ReplayRunner, close_interrupted
 from probe.replay.scenario import ReplayError, get_scenario
-from probe.store import Store, StoreError, default_data_dir
+from probe.store import Store, StoreError, Target, default_data_dir
 
 log = logging.getLogger("kvoncall.app")
 
@@ -107,6 +109,7 @@ class Runtime:
         self._store = store
         self._history = History(store) if store is not None else None
         self._measuring = Measuring(store, options.log_dir, self._load_held) if store is not None else None
+        self._isolating = Isolating(store, self._load_held) if store is not None else None
         self._canary = CanaryWatch(store, self._engine_url, self.busy) if store is not None else None
         self.replay_threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -187,6 +190,13 @@ class Runtime:
         return self._measuring
 
     @property
+    def isolating(self) -> Isolating:
+        """Rounds of the isolation probe; raises as `store` does."""
+        if self._isolating is None:
+            raise AppError(self.problem or "The store is closed.")
+        return self._isolating
+
+    @property
     def canary(self) -> CanaryWatch:
         """The embedded engine's canary; raises as `store` does."""
         if self._canary is None:
@@ -235,15 +245,38 @@ class Runtime:
             self._refuse_when_busy()
             measuring.start(flags, formats, spec)
 
+    def start_isolation(self, target: Target, options: IsolationOptions, api_key_env: str | None = None) -> None:
+        """One round of the isolation probe against a watched target; one at a time, and beside nothing else.
+
+        `api_key_env` names the environment variable that holds the server's API key, if it wants one.
+        """
+        isolating = self.isolating
+        if target.name == NAME and self._engine_url() is None:
+            raise AppError("The embedded engine is away, or its licence is not accepted yet; see the Engine page.")
+        api_key = os.environ.get(api_key_env) if api_key_env else None
+        if api_key_env and not api_key:
+            raise AppError(f"The environment variable {api_key_env} is not set where this app was started.")
+        with self._lock:
+            self._refuse_when_busy()
+            isolating.start(target, options, api_key)
+
     def busy(self) -> bool:
-        """Whether a replay or a measurement has the processor."""
-        return self.replay_running() or (self._measuring is not None and self._measuring.status().running)
+        """Whether a replay, a measurement or a probe has the processor."""
+        return self.replay_running() or self._is_measuring() or self._is_isolating()
+
+    def _is_measuring(self) -> bool:
+        return self._measuring is not None and self._measuring.status().running
+
+    def _is_isolating(self) -> bool:
+        return self._isolating is not None and self._isolating.status().running
 
     def _refuse_when_busy(self) -> None:
         if self.replay_running():
             raise AppError("A replay is running already; wait for it to end or apply its change.")
-        if self.busy():
+        if self._is_measuring():
             raise AppError("A measurement of formats is running already; wait for it to end or stop it.")
+        if self._is_isolating():
+            raise AppError("A probe of isolation is running already; wait for it to end or stop it.")
 
     @contextmanager
     def _load_held(self) -> Iterator[None]:
@@ -270,6 +303,8 @@ class Runtime:
             self._canary.stop(timeout_s=10.0)
         if self._measuring is not None:
             self._measuring.stop()
+        if self._isolating is not None:
+            self._isolating.stop()
         if self.engine is not None:
             self.engine.close()
         if self.monitor is not None:

@@ -54,4 +54,4 @@ def _message(message: Mapping[str, Any]) -> str:
 
 
 def _marked(text: str) -> str:
-    return f'<mark title="text of another session" style="{_MARK}">{escape(text)}</mark>'
+    return f'<mark title="the leaked text" style="{_MARK}">{escape(text)}</mark>'

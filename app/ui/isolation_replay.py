@@ -1,7 +1,7 @@
 """The isolation part of a replay's result: what leaked from one session to another, and the prefix tree then.
 
 `result["isolation"]` has variant, kind, before and after; a phase has requests, breaches, breach_rate, upper_bound,
-legit, examples, tree, engine. After an interrupted replay `after` is missing.
+legit, examples (each of a breach), tree, engine. A replay that ended early has no `after`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import streamlit as st
 
 from app.ui import words
 from app.ui.conversations import side_by_side
+from app.ui.isolation_rounds import with_interval
 from app.ui.prefix_tree_view import show_tree
 from app.ui.tables import show_table
 
@@ -30,8 +31,8 @@ def show_isolation(result: Mapping[str, Any]) -> None:
     st.markdown(f"**What one session saw of another** (variant {words.plain(str(isolation.get('variant')))})")
     show_table(figures(isolation))
     st.caption(
-        "The upper bound is that of a 95% interval: with no breach in so many requests, the true rate may still be "
-        "that high. Legitimate hits are prompt tokens that a session may find cached and does."
+        "The upper bound holds with 95% confidence: with no breach in so many requests, the true rate may still be "
+        "that high. Legitimate hits are prompt tokens of a session's own next turns that came from the cache."
     )
     for phase in PHASES:
         found = isolation.get(phase)
@@ -41,8 +42,11 @@ def show_isolation(result: Mapping[str, Any]) -> None:
 
 
 def show_examples(phase: Phase, name: str) -> None:
-    """Both conversations of the first few examples."""
+    """Both conversations of the first few breaches."""
     examples = list(phase.get("examples") or [])
+    if not examples:
+        why = "no conversation was kept" if phase.get("breaches") else "no request was a breach"
+        st.caption(f"Nothing to show {PHASES[name]}: {why}.")
     for example in examples[:EXAMPLES_SHOWN]:
         st.markdown(f"##### {words.plain(str(example.get('title') or 'Two sessions'))}, {PHASES[name]}")
         st.markdown(words.plain(str(example.get("sentence") or "")))
@@ -54,12 +58,10 @@ def show_examples(phase: Phase, name: str) -> None:
 
 def show_outcome(example: Mapping[str, Any]) -> None:
     """What leaked, and what the same question gets when nothing is cached."""
-    cold = f"Answered cold, with nothing cached: “{words.plain(str(example.get('cold_answer') or '').strip())}”"
-    leaked = example.get("leaked")
-    if leaked:
-        st.markdown(f":red-badge[■ leaked] “**{words.plain(str(leaked).strip())}**” &nbsp; {cold}")
-    else:
-        st.markdown(f":blue-badge[◇ nothing leaked here] {cold}")
+    leaked = str(example.get("leaked") or "").strip()
+    badge = f":red-badge[■ leaked] “**{words.plain(leaked)}**”" if leaked else ":red-badge[■ not from its own text]"
+    cold = words.plain(str(example.get("cold_answer") or "").strip())
+    st.markdown(f"{badge} &nbsp; Answered cold, with nothing cached: “{cold}”")
 
 
 def show_trees(isolation: Mapping[str, Any]) -> None:
@@ -81,18 +83,24 @@ def figures(isolation: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _figures(phase: Phase) -> Iterator[tuple[str, str]]:
     if "requests" in phase:
-        yield "requests of another session", words.count(phase["requests"])
-        yield "answers with text of another session", words.count(phase.get("breaches"))
-        yield "breach rate", words.ratio(phase.get("breach_rate"))
+        yield "cross-session requests", words.count(phase["requests"])
+        yield "breaches", f"{words.count(phase.get('breaches'))} ({words.ratio(phase.get('breach_rate'))})"
     if phase.get("upper_bound") is not None:
         yield "breach rate, upper bound", words.ratio(phase["upper_bound"], 2)
+    if phase.get("model_errors"):
+        yield "wrong answers of the model itself", words.count(phase["model_errors"])
+    ttft = phase.get("ttft") or {}
+    if ttft.get("effect") is not None:
+        yield "cached told by time to first token", f"{ttft.get('verdict')}, AUC {with_interval(ttft)}"
     legit = phase.get("legit") or {}
     if legit.get("asked_tokens"):
         hit, asked = words.count(legit.get("hit_tokens")), words.count(legit["asked_tokens"])
         yield "legitimate hits", f"{words.ratio(legit.get('rate'))} ({hit} of {asked} tokens)"
     engine = phase.get("engine") or {}
     if "isolation_breaches" in engine:
-        yield "counted by the engine", counts(engine["isolation_breaches"])
+        yield "wrong blocks counted by the engine", counts(engine["isolation_breaches"])
+    if any((engine.get("prefix_hits_refused") or {}).values()):
+        yield "hits refused by the engine", counts(engine["prefix_hits_refused"])
     if engine.get("prefix_hits_by_scope"):
         yield "hit tokens by whose they were", counts(engine["prefix_hits_by_scope"])
     if engine.get("hit_rate_lost") is not None:

@@ -11,6 +11,7 @@ PAGES = {
     "engine": "app_pages/engine.py",
     "incidents": "app_pages/incidents.py",
     "quality": "app_pages/quality.py",
+    "isolation": "app_pages/isolation.py",
     "alerts": "app_pages/alerts.py",
     "runbooks": "app_pages/runbooks.py",
 }

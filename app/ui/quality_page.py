@@ -8,6 +8,7 @@ import streamlit as st
 
 from app.runtime import Runtime, get_runtime
 from app.ui import quality_canary, words
+from app.ui.alert_banner import show_alert
 from app.ui.guard import guarded, live, page
 from app.ui.links import link, param
 from app.ui.quality_apply import RULE, running_arm, show_apply
@@ -17,7 +18,6 @@ from app.ui.tables import show_table
 from engine.config import EngineConfig
 from kernels.formats import KV_FORMATS
 from probe.quality.suite import SuiteSpec
-from probe.store import Store
 
 SCENARIO = "int4-degradation"
 LINES_SHOWN = 6
@@ -31,7 +31,7 @@ def render() -> None:
     """The page."""
     st.title("Quality")
     runtime = get_runtime()
-    show_alert(runtime.store)
+    show_alert(runtime.store, RULE)
     quality_canary.show_canary(runtime)
     st.subheader("Formats")
     show_buttons(runtime)
@@ -44,17 +44,6 @@ def render() -> None:
             "engines of their own; on your own servers `kvoncall quality --target URL` does it, and the incident "
             f"`{SCENARIO}` measures them on the Incidents page."
         )
-
-
-def show_alert(store: Store) -> None:
-    """The alert about answers that got worse, while it is active."""
-    for alert in store.alerts.active():
-        if alert.rule == RULE:
-            mark = words.alert_mark(alert.state).text
-            st.error(f"**{mark}: {alert.rule}** on `{alert.target}`. {words.plain(alert.summary)}")
-            with st.container(horizontal=True):
-                link("alerts", f"Alert {alert.id}", ":material/notifications:", alert=alert.id)
-                link("runbooks", "Runbook", ":material/menu_book:", runbook=alert.runbook, alert=alert.id)
 
 
 def show_chosen(runtime: Runtime, found: Sequence[Measurement]) -> None:

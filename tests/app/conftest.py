@@ -165,14 +165,17 @@ def engine_status(state: str, base_url: str = "http://127.0.0.1:1", last_exit: E
 
 @pytest.fixture
 def debug_server() -> Iterator[str]:
-    """Serves `/debug/requests` and `/debug/blocks` in the engine's shape; yields its base URL."""
+    """Serves the engine's `/debug` views in its shape; yields its base URL."""
     request = {
         "request_id": "cmpl-7", "status": "running", "num_prompt_tokens": 321, "num_output_tokens": 12,
         "max_tokens": 64, "num_computed_tokens": 333, "num_cached_tokens": 64, "num_blocks": 21,
         "num_preemptions": 2, "priority": 0, "isolated": False, "age_seconds": 3.5,
     }  # fmt: skip
     waiting = {**request, "request_id": "cmpl-8", "status": "waiting", "num_blocks": 0, "num_preemptions": 0}
+    told = json.loads(Path(__file__).with_name("isolation.json").read_text())
     answers = {
+        "/debug/engine": told["engine"],
+        "/debug/prefix": told["tree"],
         "/debug/requests": {"requests": [request, waiting]},
         "/debug/blocks": {"num_blocks": 200, "block_size": 16, "states": [0] * 100 + [1] * 50 + [2] * 40 + [3] * 9},
     }

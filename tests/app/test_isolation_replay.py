@@ -32,16 +32,19 @@ def test_replay_shows_both_conversations_the_figures_and_both_trees(store: Store
     use(store)
     page = open_page("incidents", replay=finished(store))
     page.assert_calm()
-    before, after = [h.value for h in page.at.get("html") if "Session A" in h.value]
+    [before] = [h.value for h in page.at.get("html") if "Session A" in h.value]
     assert before.count(">4711</mark>") == 3
     assert "Session B" in before
-    assert "<mark" not in after
     assert "■ leaked" in page.text
+    assert "Nothing to show after the change: no request was a breach." in page.text
     assert "“<0815>”" in page.text  # what the question gets when nothing is cached
-    table = next(t for t in page.tables if "answers with text of another session" in t.to_string()).set_index("figure")
-    assert table.loc["answers with text of another session"].tolist() == ["31", "0"]
+    table = next(t for t in page.tables if "breaches" in t.to_string()).set_index("figure")
+    assert table.loc["breaches"].tolist() == ["31 (77.5%)", "0 (0.0%)"]
     assert table.loc["breach rate, upper bound"].tolist() == ["89.22%", "0.37%"]
-    assert table.loc["counted by the engine"].tolist() == ["62 namespace", "none"]
+    assert table.loc["wrong blocks counted by the engine"].tolist() == ["62 namespace", "none"]
+    assert table.loc["hits refused by the engine"].tolist() == ["—", "5 namespace"]
+    assert table.loc["cached told by time to first token"].tolist() == ["—", "no leak, AUC 0.51 (0.41 to 0.61)"]
+    assert table.loc["wrong answers of the model itself"].tolist() == ["2", "—"]
     assert table.loc["hit rate lost to isolation"].tolist() == ["0.0%", "25.0%"]
     trees = [t for t in page.tables if "prefix" in t.columns]
     assert ["1f0c9a7b" in tree.to_string() for tree in trees] == [True, False]
@@ -62,7 +65,7 @@ def test_a_replay_without_isolation_shows_none_of_it(store: Store, use: Use, ope
 
 def test_figures_of_a_replay_that_ended_before_its_change() -> None:
     rows = {row.pop("figure"): row for row in figures({"before": RESULT["isolation"]["before"], "after": None})}
-    assert rows["requests of another session"] == {"before": "40", "after": "—"}
+    assert rows["cross-session requests"] == {"before": "40", "after": "—"}
 
 
 @pytest.mark.parametrize(

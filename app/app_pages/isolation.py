@@ -1,0 +1,5 @@
+"""Isolation page."""
+
+from app.ui.isolation_page import render
+
+render()
