@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from engine.cache_identity import ANONYMOUS, CacheIdentity, IdentityPolicy
 from engine.config import EngineConfig, ModelDims
 from engine.device import device_memory_bytes, resolve_device, resolve_dtype
+from engine.images import ImageReader
 from engine.memory import BOOKKEEPING_BYTES_PER_BLOCK, MemoryPlan, plan_kv_cache
 from engine.models.loader import load_model
 from engine.output import EngineObserver, OutputProcessor, RequestOutput, RequestTimings
@@ -43,6 +44,7 @@ class LLMEngine:
         self.dims = ModelDims.from_model_dir(config.model_dir)
         self.tokenizer = Tokenizer(config.model_dir)
         self.tokenizer.refuse_other_vocabulary(self.dims.vocab_size)
+        self.image_reader = ImageReader.of(self.tokenizer)
         device = resolve_device(config)
         model = load_model(
             config.model_dir,

@@ -12,9 +12,11 @@ from starlette.responses import JSONResponse, Response
 from engine.api.errors import APIError, bad_field
 from engine.api.fields import read_json_object
 from engine.api.logprobs import chat_logprobs, prompt_logprobs
-from engine.api.protocol import ChatRequest, parse_chat
+from engine.api.protocol import ChatRequest, Images, parse_chat
 from engine.api.serving import EventStream, Prompt, Serving, UsageCounter, finish, new_id, serving_of
 from engine.async_engine import Generation
+from engine.cache_identity import ImageSpan
+from engine.images import ImageError
 
 if TYPE_CHECKING:
     from engine.engine import RequestOutput
@@ -25,26 +27,57 @@ async def create_chat_completion(request: Request) -> Response:
     serving = serving_of(request)
     asked = parse_chat(await read_json_object(request), serving.limits)
     serving.find_model(asked.options.model)
-    prompt = chat_prompt(serving, asked.messages)
-    answer = _Answer(serving, asked, prompt)
-    generation = serving.submit(request, answer.id, [Prompt(prompt)], asked.options, "messages")
+    prompt = chat_prompt(serving, asked.messages, asked.images)
+    answer = _Answer(serving, asked, prompt.token_ids)
+    generation = serving.submit(request, answer.id, [prompt], asked.options, "messages")
     if asked.options.stream:
         await generation.admitted()
         return EventStream(generation, answer.chunks(generation))
     return JSONResponse(answer.whole(await finish(request, generation)))
 
 
-def chat_prompt(serving: Serving, messages: list[dict[str, Any]]) -> list[int]:
-    """Token ids of messages; 400 when the model has no chat template or it refuses them."""
+def chat_prompt(
+    serving: Serving, messages: list[dict[str, Any]], images: Images, *, add_generation_prompt: bool = True
+) -> Prompt:
+    """The prompt that messages make; 400 when the model has no chat template, it refuses them, or a picture is bad."""
     tokenizer = serving.llm.tokenizer
     try:
-        text = tokenizer.apply_chat_template(messages)
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
     except ValueError as error:
         raise APIError(400, str(error), param="messages") from None
+    if images.urls:
+        return _prompt_with_images(serving, text, images)
     prompt = tokenizer.encode(text, add_special_tokens=False)
     if not prompt:
         raise bad_field("messages", "the chat template made an empty prompt of them")
-    return prompt
+    return Prompt(prompt)
+
+
+def _prompt_with_images(serving: Serving, text: str, images: Images) -> Prompt:
+    """The prompt of a template's text: placeholders where the pictures are, and what the model reads there."""
+    reader = serving.llm.image_reader
+    if reader is None:
+        raise bad_field(images.paths[0], "this model reads no images; of the engine's models only the testbed does")
+    pictures = []
+    for url, path in zip(images.urls, images.paths, strict=True):
+        try:
+            pictures.append(reader.read(url))
+        except ImageError as error:
+            raise bad_field(path, str(error)) from None
+    token_ids: list[int] = []
+    model_token_ids: list[int] = []
+    spans: list[ImageSpan] = []
+    for position, part in enumerate(images.split(text)):
+        if position % 2:
+            picture = pictures[int(part)]
+            spans.append(ImageSpan(len(token_ids), len(picture.token_ids), picture.digest))
+            token_ids += [reader.placeholder_id] * len(picture.token_ids)
+            model_token_ids += picture.token_ids
+        else:
+            between = serving.llm.tokenizer.encode(part, add_special_tokens=False)
+            token_ids += between
+            model_token_ids += between
+    return Prompt(token_ids, model_token_ids, tuple(spans))
 
 
 class _Answer:

@@ -7,6 +7,8 @@ that would change the answer is dropped silently.
 from __future__ import annotations
 
 import dataclasses
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,12 +73,35 @@ class CompletionRequest:
     prompts: list[str | list[int]]
 
 
+class Images:
+    """Pictures of chat messages, and the marks that hold their places while a chat template is applied.
+
+    A mark cannot be guessed, so no text of a client can pass for one.
+    """
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+        self.paths: list[str] = []  # of the fields they came in, for messages
+        self._nonce = secrets.token_hex(16)
+
+    def add(self, url: str, path: str) -> str:
+        """Keeps a picture; returns its mark."""
+        self.urls.append(url)
+        self.paths.append(path)
+        return f"\0{self._nonce}:{len(self.urls) - 1}\0"
+
+    def split(self, text: str) -> list[str]:
+        """Text and indices of pictures by turns, beginning and ending with text."""
+        return re.split(f"\0{self._nonce}:([0-9]+)\0", text)
+
+
 @dataclass(frozen=True)
 class ChatRequest:
-    """`/v1/chat/completions`. Message contents are plain text."""
+    """`/v1/chat/completions`. Message contents are plain text with marks where the pictures are."""
 
     options: GenerationOptions
     messages: list[dict[str, Any]]
+    images: Images
 
 
 @dataclass(frozen=True)
@@ -103,7 +128,8 @@ def parse_completion(body: Mapping[str, Any], limits: Limits) -> CompletionReque
 def parse_chat(body: Mapping[str, Any], limits: Limits) -> ChatRequest:
     """Reads `/v1/chat/completions`; raises `APIError`."""
     fields = Fields(body)
-    messages = parse_messages(fields.require("messages"))
+    images = Images()
+    messages = parse_messages(fields.require("messages"), images)
     fields.only("tools", [])
     fields.only("tool_choice", "none", "auto")
     fields.only("functions", [])
@@ -121,7 +147,7 @@ def parse_chat(body: Mapping[str, Any], limits: Limits) -> ChatRequest:
     logprobs = (top_logprobs or 0) if wants_logprobs else None
     max_tokens = fields.integer("max_tokens", None, 1)
     max_tokens = fields.integer("max_completion_tokens", max_tokens, 1)
-    return ChatRequest(_parse_options(fields, limits, max_tokens, logprobs), messages)
+    return ChatRequest(_parse_options(fields, limits, max_tokens, logprobs), messages, images)
 
 
 def parse_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
@@ -145,8 +171,11 @@ def parse_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
     return prompts
 
 
-def parse_messages(value: Any) -> list[dict[str, Any]]:
-    """Chat messages with their content as plain text; text parts are joined by newlines, as vLLM does."""
+def parse_messages(value: Any, images: Images) -> list[dict[str, Any]]:
+    """Chat messages with their content as plain text; pictures go to `images`, their marks stay in the text.
+
+    Text parts are joined by newlines, as vLLM does, unless there are pictures between them.
+    """
     if not isinstance(value, list) or not value:
         raise bad_field("messages", "must be a non-empty list of messages")
     messages = []
@@ -158,7 +187,7 @@ def parse_messages(value: Any) -> list[dict[str, Any]]:
         role = fields.string("role")
         if not role:
             raise bad_field(path + ".role", "this field is required")
-        content = _parse_content(fields.raw("content"), path + ".content")
+        content = _parse_content(fields.raw("content"), path + ".content", images)
         fields.only("tool_calls", [])
         name = fields.string("name")
         fields.reject_rest(("refusal", "annotations", "audio", "reasoning_content"))
@@ -166,17 +195,38 @@ def parse_messages(value: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def _parse_content(value: Any, path: str) -> str:
+def _parse_content(value: Any, path: str, images: Images) -> str:
     if isinstance(value, str):
         return checked_text(path, value)
     if not isinstance(value, list):
-        raise bad_field(path, "must be text or a list of text parts")
-    texts = []
-    for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise bad_field(path, "only parts of type text are supported")
-        texts.append(checked_text(path, part["text"]))
-    return "\n".join(texts)
+        raise bad_field(path, "must be text or a list of parts")
+    num_images = len(images.urls)
+    parts = [_parse_part(part, f"{path}[{position}]", images) for position, part in enumerate(value)]
+    return ("\n" if len(images.urls) == num_images else "").join(parts)
+
+
+def _parse_part(value: Any, path: str, images: Images) -> str:
+    """One part of a message's content: its text, or the mark of its picture."""
+    if not isinstance(value, dict):
+        raise bad_field(path, "must be an object with type")
+    fields = Fields(value, path + ".")
+    kind = fields.string("type")
+    if kind == "text":
+        text = fields.string("text")
+        if text is None:
+            raise bad_field(path + ".text", "this field is required")
+        part = checked_text(path + ".text", text)
+    elif kind == "image_url":
+        image = fields.nested("image_url")
+        url = None if image is None else image.string("url")
+        if image is None or url is None:
+            raise bad_field(path + ".image_url.url", "this field is required")
+        image.reject_rest(("detail",))
+        part = images.add(url, path + ".image_url.url")
+    else:
+        raise bad_field(path + ".type", "only parts of type text and image_url are supported")
+    fields.reject_rest()
+    return part
 
 
 def checked_text(path: str, text: str) -> str:

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from engine.api.chat import chat_prompt
 from engine.api.errors import bad_field
 from engine.api.fields import Fields, read_json_object
-from engine.api.protocol import checked_text, parse_messages
+from engine.api.protocol import Images, checked_text, parse_messages
 from engine.api.serving import serving_of
 
 
@@ -28,7 +28,8 @@ async def tokenize(request: Request) -> Response:
     else:
         fields.only("add_generation_prompt", True)
         fields.only("add_special_tokens", False)
-        tokens = chat_prompt(serving, parse_messages(messages))
+        images = Images()
+        tokens = chat_prompt(serving, parse_messages(messages, images), images).token_ids
     fields.reject_rest()
     texts = [tokenizer.token_text(token) for token in tokens] if wants_texts else None
     return JSONResponse(

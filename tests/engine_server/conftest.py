@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import tokenizers
 import torch
 from safetensors.torch import save_file
+from starlette.testclient import TestClient
 from tokenizers import decoders, models, pre_tokenizers
 
 REPO = Path(__file__).parents[2]
@@ -147,6 +150,34 @@ def start_server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> I
     yield start
     for server in started:
         server.kill()
+
+
+@pytest.fixture(scope="module")
+def serve(model_dir: Path) -> Iterator[Callable[..., TestClient]]:
+    """Serves in this process, the tiny model unless the flags name another; the engines end with the module."""
+    from engine.api.app import create_app
+    from engine.api.serving import Serving
+    from engine.async_engine import AsyncEngine
+    from engine.config import EngineConfig
+    from engine.engine import LLMEngine
+    from engine.metrics import EngineMetrics
+
+    with ExitStack() as stack:
+
+        def start(**flags: Any) -> TestClient:
+            settings: dict[str, Any] = {
+                "model": str(model_dir), "device": "cpu", "num_gpu_blocks_override": 200, "max_num_seqs": 8,
+            }  # fmt: skip
+            config = EngineConfig(**(settings | flags))
+            metrics = EngineMetrics(config, lambda: engine.stats)
+            engine = AsyncEngine(lambda: LLMEngine(config, observer=metrics), on_death=lambda error: None)
+            llm = engine.start()
+            metrics.set_plan(llm.plan, lambda: None)
+            stack.callback(engine.stop)
+            app = create_app(Serving(engine, llm, metrics, started_at=0.0))
+            return stack.enter_context(TestClient(app, raise_server_exceptions=False))
+
+        yield start
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 30) -> None:

@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
-from engine.api.app import create_app
 from engine.api.errors import APIError
 from engine.api.identity import caller_of
-from engine.api.serving import Serving
-from engine.async_engine import AsyncEngine
-from engine.config import EngineConfig
-from engine.engine import LLMEngine
-from engine.metrics import EngineMetrics
 
 pytestmark = pytest.mark.xdist_group("engine_server_identity")
 
 PROMPT = "a prompt of more than two blocks, so that it can be found again"
 Serve = Callable[..., TestClient]
-
-
-@pytest.fixture(scope="module")
-def serve(model_dir: Path) -> Iterator[Serve]:
-    """Serves the tiny model in this process; engines of the module end with it."""
-    with ExitStack() as stack:
-
-        def start(**flags: Any) -> TestClient:
-            settings: dict[str, Any] = {
-                "model": str(model_dir),
-                "device": "cpu",
-                "num_gpu_blocks_override": 200,
-                "max_num_seqs": 8,
-            }
-            config = EngineConfig(**(settings | flags))
-            metrics = EngineMetrics(config, lambda: engine.stats)
-            engine = AsyncEngine(lambda: LLMEngine(config, observer=metrics), on_death=lambda error: None)
-            llm = engine.start()
-            stack.callback(engine.stop)
-            app = create_app(Serving(engine, llm, metrics, started_at=0.0))
-            return stack.enter_context(TestClient(app, raise_server_exceptions=False))
-
-        yield start
 
 
 @pytest.fixture(scope="module")
