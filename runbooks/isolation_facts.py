@@ -32,7 +32,7 @@ _COUNTED = {
 class IsolationFacts:
     """One breach. `kind` is one of KINDS, None where it is not known.
 
-    `breaches` of `requests` were served with another identity's blocks. `lost_hit_rate`: share of the prompt tokens
+    `breaches` were counted while `requests` requests were served. `lost_hit_rate`: share of the prompt tokens
     that would have been hits had everybody shared, where it was measured.
     """
 
@@ -44,7 +44,7 @@ class IsolationFacts:
     @property
     def seen(self) -> str:
         """How often it happened, in words; empty where nothing was counted."""
-        return f"{self.breaches} of {self.requests} requests" if self.requests else ""
+        return f"{self.breaches} in {self.requests} requests" if self.requests else ""
 
 
 def read_isolation(entry: Any) -> IsolationFacts | None:

@@ -101,6 +101,22 @@ def increase(points: Sequence[Point] | Series, start: float, end: float) -> Incr
     return Increase(total, resets, inside[0][0], inside[-1][0])
 
 
+def breaches(window: Window, signal: BreachSignal, start: float, end: float) -> dict[str, float]:
+    """Isolation breaches an engine counted in [start, end], by kind.
+
+    A label's series may begin with its first event. Where the target answered before it appeared it has grown from 0.
+    """
+    first_up = min((ts for s in window.series("up") for ts, value in s.points if value >= 1), default=None)
+    hits: dict[str, float] = {}
+    for series in window.series(signal.counter):
+        first_ts, first = series.points[0]
+        born = first if first_up is not None and first_up < first_ts and start <= first_ts <= end else 0.0
+        rise = increase(series, start, end)
+        kind = series.labels.get("kind", "")
+        hits[kind] = hits.get(kind, 0.0) + born + (rise.value if rise is not None else 0.0)
+    return hits
+
+
 def mean(points: Sequence[Point] | Series, start: float, end: float) -> float | None:
     """Mean of a gauge's samples in [start, end]; None without samples."""
     values = [value for ts, value in _points(points) if start <= ts <= end]
@@ -269,11 +285,7 @@ def _fall(seen: Round) -> str:
 def _isolation(rule: Rule, signal: BreachSignal, view: View) -> Outcome:
     engines = view.window.series(signal.counter)
     missing = _why_no_data(signal.counter, engines, view)
-    first_up = min((ts for s in view.window.series("up") for ts, value in s.points if value >= 1), default=None)
-    hits: dict[str, float] = {}
-    for series in engines:
-        kind = series.labels.get("kind", "")
-        hits[kind] = hits.get(kind, 0.0) + _increase_from_birth(series, view.now - rule.window_s, view.now, first_up)
+    hits = breaches(view.window, signal, view.now - rule.window_s, view.now)
     seen = isolation.newest(view.window, signal, view.now - rule.rounds_s)
     counted = missing or f"{_engines(engines, view)} counting breaches, {rule.window_s:.0f} s"
     coverage = f"{counted}; {isolation.coverage(seen, view.now, rule.rounds_s)}"
@@ -284,17 +296,6 @@ def _isolation(rule: Rule, signal: BreachSignal, view: View) -> Outcome:
     probes = sum(reading.probes for reading in seen) if seen else None
     summary = f"{rule.title}: {isolation.what_was_seen(hits, seen)}"
     return Outcome("breach" if value > rule.threshold else "ok", value, value, probes, coverage, summary)
-
-
-def _increase_from_birth(series: Series, start: float, end: float, first_up: float | None) -> float:
-    """Growth of a counter; one that appears on a target already watched has grown from 0.
-
-    A label's series may begin with its first event, and so would hide it.
-    """
-    first_ts, first = series.points[0]
-    born = first if first_up is not None and first_up < first_ts and start <= first_ts <= end else 0.0
-    rise = increase(series, start, end)
-    return born + (rise.value if rise is not None else 0.0)
 
 
 def _planned_absence(last: Event | None, last_up: float | None, now: float, grace_s: float) -> str | None:

@@ -39,7 +39,7 @@ def _vllm(facts: TargetFacts, kind: str | None) -> Iterator[str]:
     if kind in (COLLISION, None) and _before(facts, "0.7.2"):
         yield "Upgrade to vLLM 0.7.2 or later: on Python 3.12 block hashes are predictable before it (CVE-2025-25183)"
     if kind in (IMAGE, None) and _before(facts, "0.9.0"):
-        yield "Upgrade to vLLM 0.9.0 or later: from 0.7.0 on an image's hash left out its size and mode (CVE-2025-46722)"
+        yield "Upgrade to vLLM 0.9.0 or later: from 0.7.0 on size and mode of an image were not hashed (CVE-2025-46722)"
     if kind not in _NOT_BY_OWNER:
         if _before(facts, "0.9.0"):
             yield (
@@ -52,15 +52,20 @@ def _vllm(facts: TargetFacts, kind: str | None) -> Iterator[str]:
             yield "Upgrade to vLLM 0.31.0 or later where salts and adapters meet: before it a key mixes them up"
     if kind in (STALE_WEIGHTS, None):
         yield (
-            "After every weight update POST /reset_prefix_cache when no request runs, or restart. It answers 200 "
-            "whether it worked or not, so read the log and watch vllm:prefix_cache_hits_total. It needs "
-            "VLLM_SERVER_DEV_MODE=1, which opens far worse endpoints: only on a closed port. Or put the version of the "
-            "weights into the salt"
+            "After every weight update POST /reset_prefix_cache?reset_external=true when no request runs, or restart. "
+            f"A refusal answers 200 too: {_refusal(facts)}. It needs VLLM_SERVER_DEV_MODE=1, which opens far worse "
+            "endpoints: only on a closed port. Or put the version of the weights into the salt"
         )
     if kind in (PARTIAL_BLOCK, None):
         yield "vLLM shares full blocks only; with a partial one suspected take n > 1 off and report it with its version"
     if kind in (COLLISION, None):
         yield "There is no TTL in vLLM: blocks stay until their room is needed, or the cache is reset"
+
+
+def _refusal(facts: TargetFacts) -> str:
+    if _before(facts, "0.26.0"):
+        return "read the log, and see vllm:prefix_cache_hits_total stand still (since 0.26.0 the body tells)"
+    return 'read "success" in the body'
 
 
 def _before(facts: TargetFacts, version: str) -> bool:

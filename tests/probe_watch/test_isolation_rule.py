@@ -68,7 +68,7 @@ def test_a_counter_that_does_not_grow_is_an_old_breach() -> None:
 
 
 def test_an_increase_counts_as_long_as_it_is_in_the_window() -> None:
-    grown = [counter(at, 0 if at < 400 else 5) for at in range(0, 2_000)]
+    grown = [counter(at, 0 if at < 400 else 5) for at in range(2_000)]
     assert read(grown[:1_000], now=999).verdict == "breach"  # 399 to 400 is inside
     assert read(grown[:1_001], now=1_000).verdict == "ok"
 
