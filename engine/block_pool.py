@@ -5,13 +5,17 @@ queue. A free block may still be cached: it keeps its hash, and a hit takes it o
 content is dropped only when the block is handed out for something new (evict on allocate), so cached blocks
 count as free, and a referenced block is never evicted. Block 0 is the null block, padding for block tables;
 it is never handed out and never freed.
+
+With a time to live, a cached block that nobody references is found no more once `last_use + ttl` has come, and
+`sweep_expired` makes it empty. Blocks in use do not expire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from engine.prefix_cache import RecentEvictions
+from engine.prefix_cache import CachedPrefix, PrefixIndex, RecentEvictions
 
 NULL_BLOCK_ID = 0
 
@@ -21,14 +25,18 @@ FREE, CACHED, USED, SHARED = range(4)  # values of BlockPool.snapshot
 class Block:
     """One block of `block_size` KV slots. A block that is not in the free queue is linked to itself."""
 
-    __slots__ = ("block_hash", "block_id", "next_free", "prev_free", "ref_cnt")
+    __slots__ = ("block_id", "cached", "next_free", "prev_free", "ref_cnt")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_cnt = 0
-        self.block_hash: bytes | None = None
+        self.cached: CachedPrefix | None = None  # what it holds, while it is in the prefix cache
         self.prev_free: Block = self
         self.next_free: Block = self
+
+    @property
+    def block_hash(self) -> bytes | None:
+        return None if self.cached is None else self.cached.block_hash
 
     def __repr__(self) -> str:
         name = self.block_hash.hex()[:8] if self.block_hash else None
@@ -36,12 +44,17 @@ class Block:
 
 
 class FreeBlockQueue:
-    """A doubly linked list through the blocks themselves: the head is reused first. All operations are O(1)."""
+    """A doubly linked list through the blocks themselves: the head is reused first. All operations are O(1).
 
-    __slots__ = ("_num_blocks", "_sentinel")
+    Blocks are put at either end, never in between, so those appended stay together and in order behind those
+    prepended; `oldest` is the first of them.
+    """
+
+    __slots__ = ("_num_blocks", "_oldest", "_sentinel")
 
     def __init__(self) -> None:
         self._sentinel = Block(-1)  # the list is circular: sentinel.next_free is the head, .prev_free the tail
+        self._oldest = self._sentinel
         self._num_blocks = 0
 
     def __len__(self) -> int:
@@ -64,6 +77,8 @@ class FreeBlockQueue:
         before, after = block.prev_free, block.next_free
         if after is block:
             raise ValueError(f"{block} is not in the free queue")
+        if block is self._oldest:
+            self._oldest = after
         before.next_free = after
         after.prev_free = before
         block.prev_free = block.next_free = block
@@ -72,10 +87,17 @@ class FreeBlockQueue:
     def append(self, block: Block) -> None:
         """Puts `block` at the tail: reused last."""
         self._insert_before(self._sentinel, block)
+        if self._oldest is self._sentinel:
+            self._oldest = block
 
     def prepend(self, block: Block) -> None:
         """Puts `block` at the head: reused first."""
         self._insert_before(self._sentinel.next_free, block)
+
+    @property
+    def oldest(self) -> Block | None:
+        """Of the blocks that were appended, the one that was first."""
+        return None if self._oldest is self._sentinel else self._oldest
 
     def _insert_before(self, after: Block, block: Block) -> None:
         if block.next_free is not block:
@@ -88,13 +110,16 @@ class FreeBlockQueue:
 
 
 class BlockPool:
-    """All blocks of one KV cache, their reference counts, and the index of cached blocks by hash.
+    """All blocks of one KV cache, their reference counts, and the index of the cached ones."""
 
-    Blocks with equal content may coexist: when two requests compute the same prefix side by side, both copies
-    are indexed, because block tables only ever grow at the end and neither request can swap its copy.
-    """
-
-    def __init__(self, num_blocks: int, enable_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        enable_caching: bool = True,
+        *,
+        ttl: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`num_blocks` includes the null block. Raises `ValueError` when there is no block besides it."""
         if num_blocks < 2:
             raise ValueError(f"a KV cache needs at least 2 blocks (one is the null block), got {num_blocks}")
@@ -102,11 +127,14 @@ class BlockPool:
         self.enable_caching = enable_caching
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.free_queue = FreeBlockQueue()
-        for block in self.blocks[NULL_BLOCK_ID + 1 :]:
-            self.free_queue.append(block)
+        for block in reversed(self.blocks[NULL_BLOCK_ID + 1 :]):
+            self.free_queue.prepend(block)
+        self.index = PrefixIndex()
+        self.ttl = ttl
+        self.clock = clock
         self.evictions_total = 0  # cached blocks dropped for a new one
+        self.expired_total = 0
         self.recent_evictions = RecentEvictions(num_blocks - 1)
-        self._cached: dict[bytes, list[Block]] = {}
         self._num_free_cached = 0
         self._num_shared = 0
 
@@ -136,7 +164,7 @@ class BlockPool:
         new_blocks = []
         for _ in range(count):
             block = queue.popleft()
-            if block.block_hash is not None:
+            if block.cached is not None:
                 self._evict(block)
             block.ref_cnt = 1
             new_blocks.append(block)
@@ -149,7 +177,7 @@ class BlockPool:
                 raise ValueError("the null block cannot be referenced")
             if block.ref_cnt == 0:
                 self.free_queue.remove(block)
-                if block.block_hash is not None:
+                if block.cached is not None:
                     self._num_free_cached -= 1
             elif block.ref_cnt == 1:
                 self._num_shared += 1
@@ -162,6 +190,7 @@ class BlockPool:
         a cached block cannot be found. Cached blocks go to the tail of the queue (LRU), the others to its head.
         Raises `ValueError` on the null block and on a block nobody holds (a double free).
         """
+        now = self.clock()
         for block in ordered:
             if block.ref_cnt <= 0:
                 raise ValueError(f"{block} is freed, but nobody holds it")
@@ -169,38 +198,66 @@ class BlockPool:
             if block.ref_cnt == 1:
                 self._num_shared -= 1
             elif block.ref_cnt == 0:
-                if block.block_hash is None:
+                if block.cached is None:
                     self.free_queue.prepend(block)
                 else:
+                    block.cached.last_use = now
                     self.free_queue.append(block)
                     self._num_free_cached += 1
 
     def get_cached_block(self, block_hash: bytes) -> Block | None:
         """A block that holds the KV named `block_hash`, or `None`. Takes no reference: see `touch`."""
-        found = self._cached.get(block_hash)
-        return found[0] if found else None
+        for block in self.index.copies(block_hash):
+            if self.ttl is None or not self.is_expired(block):
+                return block
+        return None
 
-    def cache_full_block(self, block: Block, block_hash: bytes) -> None:
+    def is_expired(self, block: Block) -> bool:
+        """Whether a cached block has been unused for the time to live."""
+        cached = block.cached
+        if self.ttl is None or block.ref_cnt or cached is None:
+            return False
+        return self.clock() >= cached.last_use + self.ttl
+
+    def sweep_expired(self) -> int:
+        """Empties the blocks that have expired, which are then reused first; returns how many. O(that many)."""
+        count = 0
+        while (block := self.free_queue.oldest) is not None and self.is_expired(block):
+            self._forget(block)
+            self.free_queue.remove(block)
+            self.free_queue.prepend(block)
+            count += 1
+        self.expired_total += count
+        return count
+
+    def cache_full_block(self, block: Block, cached: CachedPrefix) -> None:
         """Puts a referenced block into the index. The caller vouches that its KV is complete and computed.
 
         Raises `ValueError` when caching is off, when nobody holds the block or when it has a hash already.
         """
-        if not self.enable_caching or block.ref_cnt <= 0 or block.block_hash is not None:
+        if not self.enable_caching or block.ref_cnt <= 0 or block.cached is not None:
             raise ValueError(f"{block} cannot enter the prefix cache")
-        block.block_hash = block_hash
-        self._cached.setdefault(block_hash, []).append(block)
-        self.recent_evictions.discard(block_hash)
+        block.cached = cached
+        self.index.add(block, cached)
+        self.recent_evictions.discard(cached.block_hash)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content. Does nothing and returns False while requests hold blocks, as in vLLM."""
         if len(self.free_queue) != self.num_usable_blocks:
             return False
+        self.drop_cached_content()
+        return True
+
+    def drop_cached_content(self) -> None:
+        """Forgets all cached content, also of blocks in use, which their holders keep: nobody else finds them."""
+        while (block := self.free_queue.oldest) is not None:
+            self.free_queue.remove(block)
+            self.free_queue.prepend(block)
         for block in self.blocks:
-            block.block_hash = None
-        self._cached.clear()
+            block.cached = None
+        self.index.clear()
         self._num_free_cached = 0
         self.recent_evictions.clear()
-        return True
 
     def block_states(self) -> dict[str, int]:
         """Numbers of usable blocks: free (empty), cached (free, reusable), used (one holder), shared (more)."""
@@ -221,19 +278,23 @@ class BlockPool:
         return [blocks[block_id] for block_id in block_ids]
 
     def _evict(self, block: Block) -> None:
-        block_hash = block.block_hash
-        assert block_hash is not None
-        copies = self._cached[block_hash]
-        copies.remove(block)
-        if not copies:
-            del self._cached[block_hash]
+        """Drops the content of a cached block that is about to be reused."""
+        block_hash = self._forget(block)
+        if not self.index.copies(block_hash):
             self.recent_evictions.add(block_hash)
-        block.block_hash = None
-        self._num_free_cached -= 1
         self.evictions_total += 1
+
+    def _forget(self, block: Block) -> bytes:
+        """Makes a cached block in the free queue an empty one; returns its hash."""
+        cached = block.cached
+        assert cached is not None
+        self.index.remove(block, cached)
+        block.cached = None
+        self._num_free_cached -= 1
+        return cached.block_hash
 
 
 def _state(block: Block) -> int:
     if block.ref_cnt == 0:
-        return FREE if block.block_hash is None else CACHED
+        return FREE if block.cached is None else CACHED
     return USED if block.ref_cnt == 1 else SHARED

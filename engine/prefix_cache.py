@@ -1,72 +1,112 @@
-"""Names of full KV blocks, and what the prefix cache remembers about itself.
-
-A block's hash covers its own tokens, the hash of the block before it and its extra keys, so equal hashes mean
-equal prefixes: the KV of a token depends on every token before it. The hash is SHA-256 over a canonical binary
-encoding, the same on every machine and in every process, and collisions are out of reach for a tenant who
-looks for one. A request's cache salt enters its first block only; the chain carries it to all the others.
-"""
+"""What the prefix cache knows of cached blocks: their names, who computed and used them, which were dropped lately."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
+from typing import TYPE_CHECKING
 
-from engine.request import Request
+from engine.block_hash import BlockIdentity, Witness, hash_block
 
-ROOT_HASH = sha256(b"kvoncall/kv-block/1").digest()  # stands in for the parent of a first block
+if TYPE_CHECKING:
+    from engine.block_pool import Block
 
-ExtraKeys = Sequence[tuple[str, str]]
+__all__ = ["CachedPrefix", "PrefixIndex", "RecentEvictions", "hash_block"]
 
-
-def hash_block(parent: bytes | None, token_ids: Sequence[int], extra_keys: ExtraKeys = ()) -> bytes:
-    """The 32-byte name of a full block.
-
-    Args: `parent`, the hash of the block before it, or `None` for a first block; `token_ids`, its tokens, each
-    below 2**32; `extra_keys`, tagged pairs such as `("cache_salt", salt)`.
-
-    Encoding, little-endian: parent (32 bytes) | number of tokens (u32) | tokens (u32 each) | for each extra key:
-    length of the tag (u32), tag (UTF-8), length of the value (u32), value (UTF-8). All parts have a fixed or a
-    stated length, so two different inputs never encode alike. Raises `ValueError` on a token that does not fit.
-    """
-    count = len(token_ids)
-    try:
-        data = (parent or ROOT_HASH) + struct.pack(f"<{count + 1}I", count, *token_ids)
-    except struct.error as error:
-        raise ValueError(f"a token id does not fit in 32 bits: {error}") from None
-    for tag, value in extra_keys:
-        for text in (tag, value):
-            encoded = text.encode("utf-8", "surrogatepass")  # keeps the encoding one-to-one for any str
-            data += struct.pack("<I", len(encoded)) + encoded
-    return sha256(data).digest()
-
-
-def request_block_hashes(request: Request, block_size: int) -> list[bytes]:
-    """The hashes of all full blocks of a request's tokens so far.
-
-    Extends `request.block_hashes` in place by the blocks that filled up since the last call and returns it;
-    a hash is computed once in the life of a request, preemptions included.
-    """
-    hashes = request.block_hashes
-    token_ids = request.all_token_ids
-    for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
-        parent = hashes[-1] if hashes else None
-        extra_keys = request.identity.namespace if start == 0 else ()
-        hashes.append(hash_block(parent, token_ids[start : start + block_size], extra_keys))
-    return hashes
+MAX_USERS = 8  # owners remembered of one block
+MAX_OWNERS = 20  # owners shown by name
 
 
 @dataclass(slots=True)
-class PrefixCacheStats:
-    """Totals in tokens, as vLLM counts them, over first admissions only.
+class CachedPrefix:
+    """What is known of a cached block's content: the last block of a prefix of `depth` + 1 blocks.
 
-    A preempted request finds its own old blocks when it comes back; counting that as a hit would show reuse
-    where there is none. A request that waits for room is looked up in every step and counted once.
+    content_hash: its hash had everybody shared, see `engine.block_hash`. identity: whose it truly is, and witness what
+    it truly stands for, if tokens are compared. owner: the label of who computed it; users: of who else used it,
+    at most MAX_USERS. public: everybody may share it. Times are seconds of the pool's clock; last_use is when its last
+    holder gave it back.
     """
 
-    queries: int = 0  # prompt tokens of admitted requests
-    hits: int = 0  # of these, tokens whose KV was found
+    block_hash: bytes
+    parent_hash: bytes | None = None
+    content_hash: bytes = b""
+    depth: int = 0
+    identity: BlockIdentity | None = None
+    witness: Witness | None = None
+    owner: str = ""
+    public: bool = False
+    cached_at: float = 0.0
+    last_use: float = 0.0
+    hits: int = 0
+    users: tuple[str, ...] = ()
+
+    def use(self, owner: str) -> None:
+        """Books a hit by a request of this owner."""
+        self.hits += 1
+        if owner != self.owner and owner not in self.users and len(self.users) < MAX_USERS - 1:
+            self.users = (*self.users, owner)
+
+
+class PrefixIndex:
+    """Cached blocks by hash and by content, and how many each owner has.
+
+    Blocks with equal content may coexist: when two requests compute the same prefix side by side, both copies
+    are indexed, because block tables only ever grow at the end and neither request can swap its copy.
+    """
+
+    __slots__ = ("_by_content", "_by_hash", "_num_blocks_of")
+
+    def __init__(self) -> None:
+        self._by_hash: dict[bytes, list[Block]] = {}
+        self._by_content: dict[bytes, list[Block]] = {}  # of blocks whose hash is not already that of their content
+        self._num_blocks_of: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_hash.values()))
+
+    def copies(self, block_hash: bytes) -> Sequence[Block]:
+        """The blocks of this name, oldest first."""
+        return self._by_hash.get(block_hash, ())
+
+    def blocks_with_content(self, content_hash: bytes) -> list[Block]:
+        """The blocks, in whatever namespace, that hold this content."""
+        return [*self._by_hash.get(content_hash, ()), *self._by_content.get(content_hash, ())]
+
+    def add(self, block: Block, cached: CachedPrefix) -> None:
+        self._by_hash.setdefault(cached.block_hash, []).append(block)
+        if cached.content_hash and cached.content_hash != cached.block_hash:
+            self._by_content.setdefault(cached.content_hash, []).append(block)
+        self._num_blocks_of[cached.owner] = self._num_blocks_of.get(cached.owner, 0) + 1
+
+    def remove(self, block: Block, cached: CachedPrefix) -> None:
+        _drop(self._by_hash, cached.block_hash, block)
+        if cached.content_hash and cached.content_hash != cached.block_hash:
+            _drop(self._by_content, cached.content_hash, block)
+        self._num_blocks_of[cached.owner] -= 1
+        if not self._num_blocks_of[cached.owner]:
+            del self._num_blocks_of[cached.owner]
+
+    def clear(self) -> None:
+        self._by_hash.clear()
+        self._by_content.clear()
+        self._num_blocks_of.clear()
+
+    def num_blocks_by_owner(self) -> dict[str, int]:
+        """Cached blocks of the MAX_OWNERS owners that have most; "other" is the rest, "unnamed" has no label."""
+        counts = dict(self._num_blocks_of)
+        named = {"unnamed": unnamed} if (unnamed := counts.pop("", 0)) else {}
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        named.update(ranked[:MAX_OWNERS])
+        if len(ranked) > MAX_OWNERS:
+            named["other"] = sum(count for _, count in ranked[MAX_OWNERS:])
+        return named
+
+
+def _drop(index: dict[bytes, list[Block]], name: bytes, block: Block) -> None:
+    copies = index[name]
+    copies.remove(block)
+    if not copies:
+        del index[name]
 
 
 class RecentEvictions:

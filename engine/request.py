@@ -2,7 +2,7 @@
 
 A request has no prefill or decode phase. It has tokens (prompt, then output) and `num_computed_tokens`, the
 number of them whose KV is in its blocks; the scheduler makes the second catch up with the first.
-Only the scheduler and the KV cache manager write `status`, `block_ids`, `block_hashes` and the counters.
+Only the scheduler and the KV cache manager write `status`, `block_ids`, `block_keys` and the counters.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from engine.cache_identity import ANONYMOUS, CacheIdentity
+
+if TYPE_CHECKING:
+    from engine.block_hash import BlockKeys
 
 MAX_TOKEN_ID = 2**32 - 1  # block hashes encode a token id in 32 bits
 
@@ -104,18 +108,19 @@ class Request:
 
     `all_token_ids` is prompt + output in one growing list; `model_token_ids` is what the model reads at the same
     positions, the same list unless an image stands behind placeholder tokens. `fork_of` is the request whose blocks
-    it may start from, while that one runs. `identity` is who it is to the prefix cache. `block_ids` is the block table; token `i` lives in
-    slot `block_ids[i // block_size] * block_size + i % block_size`. Of those blocks the first
-    `num_indexed_blocks` are in the prefix cache. `num_cached_tokens` is the prefix hit at first admission,
-    -1 before it. `stop_token_ids` holds every token that ends the request, eos included unless it is ignored;
-    at `max_num_tokens` tokens, prompt included, it ends in any case. Times are seconds of `time.monotonic`.
+    it may start from when it is first admitted, while that one runs. `identity` is who it is to the prefix cache.
+    `block_ids` is the block table; token `i` lives in slot `block_ids[i // block_size] * block_size + i % block_size`.
+    Of those blocks the first `num_indexed_blocks` are in the prefix cache; all were computed with the weights of
+    `weights_version`. `num_cached_tokens` is what it did not have to compute at first admission, -1 before it.
+    `stop_token_ids` holds every token that ends the request, eos included unless it is ignored; at `max_num_tokens`
+    tokens, prompt included, it ends in any case. Times are seconds of `time.monotonic`.
     """
 
     __slots__ = (
         "all_token_ids",
         "arrival_time",
-        "block_hashes",
         "block_ids",
+        "block_keys",
         "eos_token_id",
         "first_scheduled_time",
         "fork_of",
@@ -135,6 +140,7 @@ class Request:
         "status",
         "stop_reason",
         "stop_token_ids",
+        "weights_version",
     )
 
     def __init__(
@@ -176,8 +182,9 @@ class Request:
             raise ValueError(f"{len(self.model_token_ids)} model tokens for a prompt of {self.num_prompt_tokens}")
         self.fork_of = fork_of
         self.block_ids: list[int] = []
-        self.block_hashes: list[bytes] = []  # one per full block of all_token_ids, filled on demand
+        self.block_keys: BlockKeys | None = None  # names of its full blocks, filled on demand
         self.num_indexed_blocks = 0
+        self.weights_version = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
         self.num_preemptions = 0
@@ -187,6 +194,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output tokens so far."""
         return len(self.all_token_ids)
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        """Names of its full blocks, as far as they were asked for."""
+        return [] if self.block_keys is None else self.block_keys.hashes
 
     @property
     def num_output_tokens(self) -> int:

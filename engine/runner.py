@@ -22,6 +22,7 @@ from engine.device import resolve_dtype
 from engine.kv_scales import UNSCALED, LayerScales, fp8_scales
 from engine.memory import MemoryPlan
 from engine.models.interface import CausalLM
+from engine.models.lora import LoRABatch, LoRAWeights
 from engine.request import Request
 from engine.sampler import Sampler, SamplingState, TokenLogprobs, token_logprobs
 from engine.scheduler import ScheduledRequest, SchedulerOutput
@@ -75,6 +76,7 @@ class ModelRunner:
         self._free_rows = list(range(config.max_num_seqs))[::-1]
         self._states: dict[str, _State] = {}
         self._logits_rows = prompt_logprobs_rows(dims.vocab_size)
+        self.adapters: dict[str, LoRAWeights] = {}  # request id -> weights, of the requests that have an adapter
 
     def kv_scales(self) -> list[LayerScales]:
         """Scales in force of the layers whose cache is fp8."""
@@ -91,6 +93,7 @@ class ModelRunner:
         """Forgets a request; does nothing when it is unknown."""
         self.preempt(request_id)
         self._states.pop(request_id, None)
+        self.adapters.pop(request_id, None)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
@@ -98,7 +101,7 @@ class ModelRunner:
         scheduled = output.scheduled
         states = [self._states.get(entry.request.request_id) or self._new_state(entry.request) for entry in scheduled]
         input_ids, positions, metadata = self._build_batch(scheduled, states)
-        hidden = self.model.forward(input_ids, positions, self.kv_caches, metadata)
+        hidden = self.model.forward(input_ids, positions, self.kv_caches, metadata, self._lora_batch(scheduled))
         if self._awaits_scales:
             self._awaits_scales = False
             scales = ", ".join(f"{s.layer}: {s.k_scale:.3g} {s.v_scale:.3g}" for s in self.kv_scales())
@@ -106,6 +109,12 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(scheduled, states, hidden)
         sampled, logprobs = self._sample(scheduled, states, hidden, metadata)
         return RunnerOutput(sampled, logprobs, prompt_logprobs)
+
+    def _lora_batch(self, scheduled: Sequence[ScheduledRequest]) -> LoRABatch | None:
+        if not self.adapters:
+            return None
+        parts = [(entry.num_scheduled_tokens, self.adapters.get(entry.request.request_id)) for entry in scheduled]
+        return LoRABatch.of(parts, self.model.device)
 
     def _new_state(self, request: Request) -> _State:
         wants_prompt = request.params.prompt_logprobs is not None

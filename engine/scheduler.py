@@ -7,6 +7,9 @@ request (or the one of lowest priority) is preempted: its blocks go back, its to
 again later. The oldest request is never preempted for another one and always fits the pool alone (else it was
 rejected on arrival), so some request always gets on.
 
+A request that forks from another (`fork_of`) is parked until that one has its first token or is gone, then goes to
+the front of the queue and starts from the leader's blocks if it still runs.
+
 Calls alternate: `schedule`, run the model, `update_from_output`. `add_request`, `finish` and `abort` may come at
 any time between them. Not thread-safe. Decisions depend on nothing but the calls and their order.
 """
@@ -19,7 +22,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from engine.block_pool import Block
 from engine.config import ConfigError, EngineConfig
+from engine.forks import BlockCopy, Fork, ParkedForks
 from engine.kv_cache_manager import KVCacheManager
 from engine.request import Request, RequestStatus
 
@@ -40,16 +45,24 @@ class ScheduledRequest:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step: requests with one token to compute first, then chunks; both in scheduling order."""
+    """One step: requests with one token to compute first, then chunks; both in scheduling order.
+
+    block_copies: content to copy between blocks before the step is computed.
+    """
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     num_scheduled_tokens: int = 0
     preempted: list[Request] = field(default_factory=list)
+    block_copies: list[BlockCopy] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """State and totals since start. `kv_usage` 0..1; prefix figures in tokens; block_states in blocks."""
+    """State and totals since start. `kv_usage` 0..1; prefix figures in tokens; block_states in blocks.
+
+    The last group: see `engine.prefix_audit`. Breaches and expiries are blocks, refusals requests; forks are requests
+    that started from another's blocks, and fork copies the blocks copied for it.
+    """
 
     running: int
     waiting: int
@@ -62,6 +75,16 @@ class SchedulerStats:
     prefix_hits_total: int
     block_states: dict[str, int]
 
+    prefix_hits_by_scope: dict[str, int] = field(default_factory=dict)
+    prefix_hits_lost_total: int = 0
+    isolation_breaches: dict[str, int] = field(default_factory=dict)
+    prefix_hits_refused: dict[str, int] = field(default_factory=dict)
+    prefix_expired_total: int = 0
+    cached_blocks_by_owner: dict[str, int] = field(default_factory=dict)
+    forks_total: int = 0
+    fork_copies_total: int = 0
+    weights_version: int = 0
+
 
 class Scheduler:
     """Owns all unfinished requests: `running` (admission order) and `waiting` (next first)."""
@@ -72,10 +95,12 @@ class Scheduler:
         *,
         num_gpu_blocks: int,
         max_model_len: int,
+        keeps_open_blocks: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_gpu_blocks` includes the null block; `clock` gives seconds for `first_scheduled_time`.
+        """`num_gpu_blocks` includes the null block; `clock` gives seconds for `first_scheduled_time` and expiry.
 
+        keeps_open_blocks: whether some layer's KV format does.
         Raises `ConfigError` when prompts must be scheduled whole but the longest would exceed the step's budget.
         """
         if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
@@ -86,8 +111,20 @@ class Scheduler:
             )
         self.config = config
         self.max_model_len = max_model_len
-        self.kv_cache_manager = KVCacheManager(num_gpu_blocks, config.block_size, config.enable_prefix_caching)
+        self.kv_cache_manager = KVCacheManager(
+            num_gpu_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            hash_algo=config.prefix_caching_hash_algo,
+            verify=config.prefix_cache_verify,
+            ttl=config.prefix_cache_ttl,
+            clock=clock,
+            fault=config.prefix_cache_fault,
+            fork_sharing=config.enable_fork_sharing,
+            keeps_open_blocks=keeps_open_blocks,
+        )
         self.waiting: deque[Request] = deque()
+        self.parked = ParkedForks()  # they wait too, but not for room
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.preemptions_total = 0
@@ -98,7 +135,7 @@ class Scheduler:
         self._in_flight: SchedulerOutput | None = None
 
     def add_request(self, request: Request) -> None:
-        """Queues a request.
+        """Queues a request, or parks it when it forks from one that has no token yet.
 
         Raises `ValueError` when it could never finish here (too long for the context or for the whole pool, or
         an id already in use) and `QueueFull` when the queue is at its limit.
@@ -108,13 +145,22 @@ class Scheduler:
         request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
         self._check_fits(request)
         limit = self.config.max_num_queued_reqs
-        if limit is not None and len(self.waiting) >= limit:
-            raise QueueFull(f"{len(self.waiting)} requests are waiting, the limit is {limit}; try again later")
+        if limit is not None and self.num_waiting >= limit:
+            raise QueueFull(f"{self.num_waiting} requests are waiting, the limit is {limit}; try again later")
         self.requests[request.request_id] = request
-        if self._by_priority:
+        leader = self._leader_of(request)
+        if leader is not None and leader.num_output_tokens == 0:
+            self.parked.park(request, leader)
+        elif leader is not None and leader.status is RequestStatus.RUNNING:
+            self._put_in_front([request])
+        elif self._by_priority:
             insort(self.waiting, request, key=_priority_key)
         else:
             self.waiting.append(request)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.parked)
 
     def finish(self, request_id: str, status: RequestStatus) -> Request | None:
         """Ends a request from outside (abort, stop string); `None` when it is unknown or finished already.
@@ -127,9 +173,10 @@ class Scheduler:
             return None
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-        else:
+        elif not self.parked.remove(request):
             self.waiting.remove(request)
         request.status = status
+        self._release_forks(request)
         in_flight = self._in_flight.scheduled if self._in_flight is not None else ()
         if not any(entry.request is request for entry in in_flight):
             self.kv_cache_manager.free(request)
@@ -146,20 +193,45 @@ class Scheduler:
         """Forgets all cached content; False, and nothing done, while requests hold blocks."""
         return self.kv_cache_manager.reset_prefix_cache()
 
+    def new_weights(self) -> list[Request]:
+        """Makes everything be computed again, as the model's weights have changed; returns whom it preempted.
+
+        Raises `RuntimeError` while a step is in flight.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError("new_weights() came before update_from_output() of the step in flight")
+        preempted = self.running[::-1]  # the first comes back first
+        self.running = []
+        for request in preempted:
+            self._preempt(request)
+        self.kv_cache_manager.new_weights()
+        return preempted
+
     def stats(self) -> SchedulerStats:
         manager = self.kv_cache_manager
+        manager.sweep_expired()
         pool = manager.block_pool
+        prefix = manager.prefix_stats
         return SchedulerStats(
             running=len(self.running),
-            waiting=len(self.waiting),
+            waiting=self.num_waiting,
             kv_usage=pool.usage,
             preemptions_total=self.preemptions_total,
             preempted_requests_total=self.preempted_requests_total,
             evictions_total=pool.evictions_total,
             evicted_before_reuse_total=manager.evicted_before_reuse_total,
-            prefix_queries_total=manager.prefix_stats.queries,
-            prefix_hits_total=manager.prefix_stats.hits,
+            prefix_queries_total=prefix.queries,
+            prefix_hits_total=prefix.hits,
             block_states=pool.block_states(),
+            prefix_hits_by_scope=dict(prefix.hits_by_scope),
+            prefix_hits_lost_total=prefix.hits_lost,
+            isolation_breaches=dict(prefix.breaches),
+            prefix_hits_refused=dict(prefix.refused),
+            prefix_expired_total=pool.expired_total,
+            cached_blocks_by_owner=pool.index.num_blocks_by_owner(),
+            forks_total=manager.forks_total,
+            fork_copies_total=manager.fork_copies_total,
+            weights_version=manager.weights_version,
         )
 
     def schedule(self) -> SchedulerOutput:
@@ -170,6 +242,7 @@ class Scheduler:
         """
         if self._in_flight is not None:
             raise RuntimeError("schedule() came before update_from_output() of the previous step")
+        self.kv_cache_manager.sweep_expired()
         output = SchedulerOutput()
         entries: list[ScheduledRequest] = []
         budget = self._schedule_running(entries, output.preempted, self.config.max_num_batched_tokens)
@@ -179,6 +252,7 @@ class Scheduler:
         chunks = [entry for entry in entries if entry.num_scheduled_tokens != 1]
         output.scheduled = decodes + chunks
         output.num_scheduled_tokens = len(decodes) + sum(entry.num_scheduled_tokens for entry in chunks)
+        output.block_copies = self.kv_cache_manager.take_block_copies()
         if entries:
             self._in_flight = output
         return output
@@ -199,6 +273,7 @@ class Scheduler:
         self._in_flight = None
         manager = self.kv_cache_manager
         block_size = manager.block_size
+        any_parked = len(self.parked) > 0
         finished = []
         for entry, token_id in zip(output.scheduled, sampled, strict=True):
             request = entry.request
@@ -214,6 +289,8 @@ class Scheduler:
             if token_id is None:
                 raise ValueError(f"{request} reached its last token but has no sample")
             request.append_output_token(token_id)
+            if any_parked:
+                self._release_forks(request)
             may_end = len(request.all_token_ids) >= request.max_num_tokens or token_id in request.stop_token_ids
             if may_end and _stop(request, token_id):
                 finished.append(request)
@@ -254,30 +331,64 @@ class Scheduler:
         chunk_limit = self._chunk_limit()
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
-            hits = manager.get_computed_blocks(request)
-            num_left = request.num_tokens - len(hits) * manager.block_size
+            hits, fork = self._find_start(request)
+            num_left = request.num_tokens - (len(hits) * manager.block_size if fork is None else fork.num_tokens)
             if num_left > budget and not self.config.enable_chunked_prefill:
                 break
             # With nothing running, waiting for the reserve would be waiting for ever.
             reserved_blocks = self._watermark_blocks if self.running else 0
-            if not manager.can_admit(request, hits, reserved_blocks):
+            if not manager.can_admit(request, hits, reserved_blocks, fork):
                 break
             if request.first_scheduled_time is None:
                 request.first_scheduled_time = self._clock()
-                manager.record_first_admission(request, hits)
+                if fork is None:
+                    manager.record_first_admission(request, hits)
+                else:
+                    manager.record_fork(request, fork)
             num_new = min(num_left, budget, chunk_limit)
-            if not manager.allocate_slots(request, num_new, hits):
+            if not manager.allocate_slots(request, num_new, hits, fork):
                 raise AssertionError(f"{request} was admitted but its first chunk does not fit")
             self.waiting.popleft()
             self.running.append(request)
             request.status = RequestStatus.RUNNING
+            request.fork_of = None  # or chains of forks would be kept alive
             entries.append(ScheduledRequest(request, num_new, request.num_computed_tokens, num_new == num_left))
             budget -= num_new
+
+    def _find_start(self, request: Request) -> tuple[list[Block], Fork | None]:
+        """What a waiting request need not compute: its hits or, if that is more, what its running leader has."""
+        manager = self.kv_cache_manager
+        hits = manager.get_computed_blocks(request)
+        leader = request.fork_of
+        if leader is None or leader.status is not RequestStatus.RUNNING:
+            return hits, None
+        fork = manager.fork(leader, request)
+        if fork is None or fork.num_tokens <= len(hits) * manager.block_size:
+            return hits, None
+        return [], fork
+
+    def _leader_of(self, request: Request) -> Request | None:
+        """The unfinished request whose blocks this one may start from."""
+        leader = request.fork_of
+        if leader is None or not self.config.enable_fork_sharing or leader.request_id not in self.requests:
+            return None
+        return leader
+
+    def _release_forks(self, leader: Request) -> None:
+        """Lets the children of a leader, which has its first token or is gone, compete for room."""
+        self._put_in_front(self.parked.take(leader))
+
+    def _put_in_front(self, requests: Sequence[Request]) -> None:
+        for request in reversed(requests):
+            if self._by_priority:
+                insort_left(self.waiting, request, key=_priority_key)
+            else:
+                self.waiting.appendleft(request)
 
     def _chunk_limit(self) -> int:
         """The most tokens one request may take in a step: a long prompt is held back only when others want it."""
         config = self.config
-        shared = len(self.running) + len(self.waiting) > 1
+        shared = len(self.running) + self.num_waiting > 1
         if config.enable_chunked_prefill and config.long_prefill_token_threshold and shared:
             return config.long_prefill_token_threshold
         return config.max_num_batched_tokens
@@ -290,10 +401,7 @@ class Scheduler:
         self.preemptions_total += 1
         self.preempted_requests_total += request.num_preemptions == 0
         request.num_preemptions += 1
-        if self._by_priority:
-            insort_left(self.waiting, request, key=_priority_key)
-        else:
-            self.waiting.appendleft(request)
+        self._put_in_front([request])
 
     def _release(self, finished: list[Request]) -> None:
         if not finished:
@@ -302,6 +410,7 @@ class Scheduler:
         for request in finished:
             del self.requests[request.request_id]
             self.kv_cache_manager.free(request)
+            self._release_forks(request)
 
     def _check_fits(self, request: Request) -> None:
         prompt, limit = request.num_prompt_tokens, self.max_model_len

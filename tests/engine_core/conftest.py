@@ -63,9 +63,12 @@ def check_pool(pool: BlockPool, tables: Sequence[Sequence[int]]) -> None:
         assert block.prev_free.next_free is block
         assert (block.next_free is block) == (block.ref_cnt > 0)
         if block.block_hash is not None:
-            assert block in pool._cached[block.block_hash]
-    assert sum(map(len, pool._cached.values())) == sum(block.block_hash is not None for block in blocks)
-    assert all(pool._cached.values())
+            assert block in pool.index.copies(block.block_hash)
+    num_cached = sum(block.block_hash is not None for block in blocks)
+    assert len(pool.index) == sum(pool.index.num_blocks_by_owner().values()) == num_cached
+    named = [block.block_hash is not None for block in free]
+    assert named == sorted(named), "empty blocks are reused before cached ones"
+    assert pool.free_queue.oldest is next((block for block in free if block.block_hash is not None), None)
     snapshot = pool.snapshot()
     counts = {"free": FREE, "cached": CACHED, "used": USED, "shared": SHARED}
     assert pool.block_states() == {name: snapshot.count(state) for name, state in counts.items()}

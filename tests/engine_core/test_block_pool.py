@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.block_pool import CACHED, FREE, SHARED, USED, Block, BlockPool, FreeBlockQueue
+from engine.prefix_cache import CachedPrefix
 
 HASH = [bytes([i]) * 32 for i in range(16)]
 
@@ -75,8 +76,8 @@ def test_failed_allocation_changes_nothing() -> None:
 def test_freed_cached_blocks_go_to_the_tail_and_empty_ones_to_the_head() -> None:
     pool = BlockPool(6)
     blocks = pool.get_new_blocks(3)
-    pool.cache_full_block(blocks[0], HASH[0])
-    pool.cache_full_block(blocks[1], HASH[1])
+    pool.cache_full_block(blocks[0], CachedPrefix(HASH[0]))
+    pool.cache_full_block(blocks[1], CachedPrefix(HASH[1]))
     pool.free_blocks(reversed(blocks))
     assert ids(pool.free_queue) == [3, 4, 5, 2, 1]  # the empty one first, then children before parents
     assert pool.snapshot() == [CACHED, CACHED, FREE, FREE, FREE]
@@ -85,8 +86,8 @@ def test_freed_cached_blocks_go_to_the_tail_and_empty_ones_to_the_head() -> None
 def test_evict_on_allocate_and_no_stale_hash_on_a_reused_block() -> None:
     pool = BlockPool(3)
     first, second = pool.get_new_blocks(2)
-    pool.cache_full_block(first, HASH[0])
-    pool.cache_full_block(second, HASH[1])
+    pool.cache_full_block(first, CachedPrefix(HASH[0]))
+    pool.cache_full_block(second, CachedPrefix(HASH[1]))
     pool.free_blocks([second, first])
     assert pool.get_cached_block(HASH[1]) is second
     assert pool.evictions_total == 0  # a cached block that is free is not evicted yet
@@ -97,14 +98,14 @@ def test_evict_on_allocate_and_no_stale_hash_on_a_reused_block() -> None:
     assert pool.get_cached_block(HASH[0]) is first
     assert pool.evictions_total == 1
     assert len(pool.recent_evictions) == 1
-    pool.cache_full_block(reused, HASH[1])  # computed again: nothing is missing any more
+    pool.cache_full_block(reused, CachedPrefix(HASH[1]))  # computed again: nothing is missing any more
     assert len(pool.recent_evictions) == 0
 
 
 def test_a_referenced_block_is_never_evicted() -> None:
     pool = BlockPool(4)
     (kept,) = pool.get_new_blocks(1)
-    pool.cache_full_block(kept, HASH[0])
+    pool.cache_full_block(kept, CachedPrefix(HASH[0]))
     for _ in range(3):
         pool.free_blocks(pool.get_new_blocks(2))
     assert pool.get_cached_block(HASH[0]) is kept
@@ -115,7 +116,7 @@ def test_a_referenced_block_is_never_evicted() -> None:
 def test_touch_takes_a_free_block_out_of_the_queue_and_counts_holders() -> None:
     pool = BlockPool(4)
     (block,) = pool.get_new_blocks(1)
-    pool.cache_full_block(block, HASH[0])
+    pool.cache_full_block(block, CachedPrefix(HASH[0]))
     pool.free_blocks([block])
     assert pool.usage == 0
     pool.touch([block])
@@ -133,8 +134,8 @@ def test_touch_takes_a_free_block_out_of_the_queue_and_counts_holders() -> None:
 def test_copies_of_one_content_are_evicted_one_by_one() -> None:
     pool = BlockPool(3)
     first, second = pool.get_new_blocks(2)
-    pool.cache_full_block(first, HASH[0])
-    pool.cache_full_block(second, HASH[0])
+    pool.cache_full_block(first, CachedPrefix(HASH[0]))
+    pool.cache_full_block(second, CachedPrefix(HASH[0]))
     pool.free_blocks([first, second])
     assert pool.get_new_blocks(1) == [first]
     assert pool.get_cached_block(HASH[0]) is second
@@ -148,20 +149,20 @@ def test_copies_of_one_content_are_evicted_one_by_one() -> None:
 def test_only_a_held_and_unnamed_block_can_be_cached() -> None:
     pool = BlockPool(3)
     (block,) = pool.get_new_blocks(1)
-    pool.cache_full_block(block, HASH[0])
+    pool.cache_full_block(block, CachedPrefix(HASH[0]))
     with pytest.raises(ValueError, match="cannot enter"):
-        pool.cache_full_block(block, HASH[1])
+        pool.cache_full_block(block, CachedPrefix(HASH[1]))
     with pytest.raises(ValueError, match="cannot enter"):
-        pool.cache_full_block(pool.blocks[2], HASH[1])
+        pool.cache_full_block(pool.blocks[2], CachedPrefix(HASH[1]))
     uncached = BlockPool(3, enable_caching=False)
     with pytest.raises(ValueError, match="cannot enter"):
-        uncached.cache_full_block(uncached.get_new_blocks(1)[0], HASH[0])
+        uncached.cache_full_block(uncached.get_new_blocks(1)[0], CachedPrefix(HASH[0]))
 
 
 def test_reset_waits_until_nobody_holds_a_block() -> None:
     pool = BlockPool(3)
     (block,) = pool.get_new_blocks(1)
-    pool.cache_full_block(block, HASH[0])
+    pool.cache_full_block(block, CachedPrefix(HASH[0]))
     assert not pool.reset_prefix_cache()
     assert pool.get_cached_block(HASH[0]) is block
     pool.free_blocks([block])

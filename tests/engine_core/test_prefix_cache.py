@@ -9,12 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.cache_identity import CacheIdentity
-from engine.prefix_cache import ROOT_HASH, RecentEvictions, hash_block, request_block_hashes
+from engine.block_hash import ROOT_HASH, BlockHasher, hash_block
+from engine.prefix_cache import RecentEvictions
 from engine.request import Request, SamplingParams
 
 
 def request_of(tokens: list[int], salt: str | None = None) -> Request:
-    return Request("r", tokens, SamplingParams(), identity=CacheIdentity(() if salt is None else (("cache_salt", salt),)))
+    identity = CacheIdentity(() if salt is None else (("cache_salt", salt),))
+    return Request("r", tokens, SamplingParams(), identity=identity)
+
+
+def request_block_hashes(request: Request, block_size: int) -> list[bytes]:
+    return BlockHasher(block_size).keys_of(request).hashes
 
 
 def test_the_encoding_is_the_documented_one() -> None:

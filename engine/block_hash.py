@@ -1,0 +1,291 @@
+"""Names of full KV blocks: a hash chain over tokens and what else makes, or may see, their KV.
+
+A block's hash covers its own tokens, the hash of the block before it and its extra keys, so equal hashes mean equal
+prefixes: the KV of a token depends on every token before it. A request's namespace enters its first block that is not
+public; the chain carries it to all later ones. `content_hashes` are the same chain without namespaces: what the hashes
+would be if everybody shared. A request's list is kept with the request and only ever grows.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import secrets
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+from engine.cache_identity import Adapter, CacheIdentity, ImageSpan, Namespace, extra_keys
+from engine.errors import ConfigError
+from engine.request import Request
+
+ROOT_HASH = sha256(b"kvoncall/kv-block/1").digest()  # stands in for the parent of a first block; a public constant
+TRUNCATED_BYTES = 2  # of SHA-256, in `unsafe_truncated`
+
+ExtraKeys = Sequence[tuple[str, str]]
+
+
+def encode_block(parent: bytes | None, token_ids: Sequence[int], extra_keys: ExtraKeys = ()) -> bytes:
+    """What is hashed of a block.
+
+    Encoding, little-endian: parent (32 bytes) | number of tokens (u32) | tokens (u32 each) | for each extra key:
+    length of the tag (u32), tag (UTF-8), length of the value (u32), value (UTF-8). All parts have a fixed or a
+    stated length, so two different inputs never encode alike. Raises `ValueError` on a token that does not fit.
+    """
+    count = struct.pack("<I", len(token_ids))
+    return (parent or ROOT_HASH) + count + _encode_tokens(token_ids) + _encode_extra_keys(extra_keys)
+
+
+def hash_block(parent: bytes | None, token_ids: Sequence[int], extra_keys: ExtraKeys = ()) -> bytes:
+    """The 32-byte name of a full block under `sha256`, the same on every machine and in every process.
+
+    Args: `parent`, the hash of the block before it, or `None` for a first block; `token_ids`, its tokens, each
+    below 2**32; `extra_keys`, tagged pairs such as `("cache_salt", salt)`. Raises `ValueError` as `encode_block`.
+    """
+    return sha256(encode_block(parent, token_ids, extra_keys)).digest()
+
+
+def _encode_tokens(token_ids: Sequence[int]) -> bytes:
+    try:
+        tokens = array("I", token_ids)
+    except OverflowError as error:
+        raise ValueError(f"a token id does not fit in 32 bits: {error}") from None
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+def _encode_extra_keys(keys: ExtraKeys) -> bytes:
+    data = b""
+    for text in (text for key in keys for text in key):
+        encoded = text.encode("utf-8", "surrogatepass")  # keeps the encoding one-to-one for any str
+        data += struct.pack("<I", len(encoded)) + encoded
+    return data
+
+
+class _Digest(Protocol):
+    def digest(self) -> bytes: ...
+
+
+def _hash_constructor(algo: str) -> Callable[[bytes], _Digest]:
+    """What hashes encoded blocks under a value of `--prefix-caching-hash-algo`.
+
+    xxHash is not a cryptographic hash: its seed, drawn anew for every process, is all that keeps a client from
+    computing collisions. Raises `ConfigError` when a package it needs is missing.
+    """
+    if not algo.startswith("xxhash"):
+        return sha256
+    return functools.partial(_package("xxhash", algo).xxh3_128, seed=secrets.randbits(64))
+
+
+def _package(name: str, algo: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(
+            f"--prefix-caching-hash-algo {algo} needs the package {name}: pip install kvoncall[hashes], or use sha256"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIdentity:
+    """Whose a block's KV truly is and what made it, whatever a fault leaves out of its hash.
+
+    images: those that begin before the block's end, as they all had a part in its KV.
+    """
+
+    namespace: Namespace
+    adapter: Adapter | None
+    images: tuple[ImageSpan, ...]
+    weights_version: int
+
+    def difference(self, other: BlockIdentity) -> str | None:
+        """The gravest way in which two identities differ, a kind of breach; `None` when they are equal."""
+        if self == other:
+            return None
+        if self.namespace != other.namespace:
+            return "namespace"
+        if self.adapter != other.adapter:
+            return "adapter"
+        return "image" if self.images != other.images else "weights"
+
+
+class Witness:
+    """Stands for one exact prefix of one identity: equal ones have the same witness, whatever the hash says."""
+
+    __slots__ = ("__weakref__", "identity", "parent", "tokens")
+
+    def __init__(self, parent: Witness | None, tokens: bytes, identity: BlockIdentity) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.identity = identity
+
+
+@dataclass(slots=True)
+class BlockKeys:
+    """Names of the full blocks of one request, one entry a block; `content_hashes` is `hashes` without a namespace.
+
+    The first `num_public_blocks` carry no namespace. Blocks computed under another weights version are never named.
+    """
+
+    num_public_blocks: int
+    weights_version: int
+    hashes: list[bytes] = field(default_factory=list)
+    content_hashes: list[bytes] = field(default_factory=list)
+    identities: list[BlockIdentity] = field(default_factory=list)
+    witnesses: list[Witness] = field(default_factory=list)  # empty unless tokens are compared
+
+
+class BlockHasher:
+    """Names the blocks of requests. `fault` (`--prefix-cache-fault`) is the part of the extra keys to leave out."""
+
+    def __init__(
+        self, block_size: int, algo: str = "sha256", *, fault: str = "none", compares_tokens: bool = False
+    ) -> None:
+        self.block_size = block_size
+        self.weights_version = 0
+        self._new_hash = _hash_constructor(algo)
+        self._hash_bytes = TRUNCATED_BYTES if algo == "unsafe_truncated" else None
+        self._cbor = _package("cbor2", algo).dumps if algo.endswith("_cbor") else None
+        self._left_out = (fault,)
+        self._compares_tokens = compares_tokens
+        self._count = struct.pack("<I", block_size)
+        self._public: list[list[int]] = []
+        self._witnesses: WeakValueDictionary[tuple[Witness | None, bytes, BlockIdentity], Witness]
+        self._witnesses = WeakValueDictionary()
+
+    def set_public_prefixes(self, prefixes: Sequence[Sequence[int]]) -> None:
+        """Tokens whose blocks everybody shares; holds for requests that have no names yet."""
+        self._public = [list(prefix) for prefix in prefixes]
+
+    @property
+    def num_public_prefixes(self) -> int:
+        return len(self._public)
+
+    def keys_of(self, request: Request) -> BlockKeys:
+        """The names of all full blocks of a request's tokens so far.
+
+        Names the blocks that filled up since the last call; a block is named once in the life of a request,
+        preemptions included, unless the weights change while it holds no blocks.
+        """
+        keys = request.block_keys
+        if keys is None or (keys.weights_version != self.weights_version and not request.block_ids):
+            keys = BlockKeys(self._num_public_blocks(request), self.weights_version)
+            if not request.identity.namespace:
+                keys.content_hashes = keys.hashes
+            request.block_keys = keys
+        first, end = len(keys.hashes), len(request.all_token_ids) // self.block_size
+        if first < end:
+            token_ids = request.all_token_ids[first * self.block_size : end * self.block_size]
+            self._extend(keys, request.identity, token_ids, first)
+        return keys
+
+    def _num_public_blocks(self, request: Request) -> int:
+        """Blocks in the common start of the prompt and a public prefix; none from the first image on."""
+        num_tokens = 0
+        for prefix in self._public:
+            end = min(len(prefix), request.num_prompt_tokens)
+            if end > num_tokens:
+                num_tokens = max(num_tokens, common_length(prefix, request.prompt_token_ids, end))
+        for image in request.identity.images:
+            num_tokens = min(num_tokens, image.offset)  # whose image it is, the placeholder tokens do not say
+        return num_tokens // self.block_size
+
+    def _extend(self, keys: BlockKeys, identity: CacheIdentity, token_ids: list[int], first: int) -> None:
+        """Appends the names of the blocks with these tokens, of which the first is block `first`."""
+        private = keys.num_public_blocks if identity.namespace else None
+        hashes = self._chain(keys.hashes, token_ids, first, identity, private)
+        if private is not None:
+            keys.content_hashes += self._chain(keys.content_hashes, token_ids, first, identity, None)
+        keys.hashes += hashes  # without a namespace it is the same list
+        keys.identities += self._identities(keys, identity, first, len(hashes))
+        if self._compares_tokens:
+            for index, start in enumerate(range(0, len(token_ids), self.block_size), first):
+                tokens = _encode_tokens(token_ids[start : start + self.block_size])
+                parent = keys.witnesses[-1] if keys.witnesses else None
+                keys.witnesses.append(self._witness(parent, tokens, keys.identities[index]))
+
+    def _chain(
+        self, chain: list[bytes], token_ids: list[int], first: int, identity: CacheIdentity, private: int | None
+    ) -> list[bytes]:
+        """What `chain` goes on with. private: the block the namespace enters, `None` for the chain without it."""
+        end = first + len(token_ids) // self.block_size
+        # Most blocks have no extra keys, and asking for them would cost as much as hashing.
+        extra: dict[int, ExtraKeys] = {}
+        if identity.images or first <= (private or 0):
+            special = range(first, end) if identity.images else {0, private or 0}
+            extra = {i: self._extra_keys(identity, i, private) for i in special if first <= i < end}
+        parent = chain[-1] if chain else ROOT_HASH
+        if self._cbor is None:
+            return self._canonical_chain(parent, token_ids, {i - first: _encode_extra_keys(extra[i]) for i in extra})
+        hashes = []
+        for index, start in enumerate(range(0, len(token_ids), self.block_size), first):
+            block = tuple(token_ids[start : start + self.block_size])
+            parent = self._new_hash(self._cbor((parent, block, extra.get(index) or None), canonical=True)).digest()
+            hashes.append(parent)
+        return hashes
+
+    def _canonical_chain(self, parent: bytes, token_ids: list[int], extra: Mapping[int, bytes]) -> list[bytes]:
+        """`encode_block` and hash, block after block. extra: encoded extra keys by block; others have none."""
+        count, new_hash, num_bytes = self._count, self._new_hash, self._hash_bytes
+        data, width = _encode_tokens(token_ids), 4 * self.block_size
+        hashes: list[bytes] = []
+        add = hashes.append
+        done = 0
+        for index in [*sorted(extra), len(data) // width]:
+            for start in range(done * width, index * width, width):
+                parent = new_hash(parent + count + data[start : start + width]).digest()[:num_bytes]
+                add(parent)
+            if index in extra:
+                start = index * width
+                encoded = parent + count + data[start : start + width] + extra[index]
+                parent = new_hash(encoded).digest()[:num_bytes]
+                add(parent)
+            done = index + 1
+        return hashes
+
+    def _extra_keys(self, identity: CacheIdentity, index: int, private: int | None) -> tuple[tuple[str, str], ...]:
+        return extra_keys(
+            identity,
+            index * self.block_size,
+            self.block_size,
+            root=index == 0,
+            private=index == private,
+            weights_version=self.weights_version,
+            left_out=self._left_out,
+        )
+
+    def _identities(self, keys: BlockKeys, identity: CacheIdentity, first: int, count: int) -> list[BlockIdentity]:
+        """True identities of `count` blocks from `first` on; blocks share the object where it is the same."""
+        if not identity.images and first > keys.num_public_blocks:
+            return [keys.identities[-1]] * count
+        found: list[BlockIdentity] = []
+        while len(found) < count:
+            index = first + len(found)
+            public = index < keys.num_public_blocks
+            images = tuple(i for i in identity.images if i.offset < (index + 1) * self.block_size)
+            own = BlockIdentity(() if public else identity.namespace, identity.adapter, images, keys.weights_version)
+            if keys.identities and keys.identities[-1] == own:
+                own = keys.identities[-1]
+            ends = [image.offset // self.block_size for image in identity.images[len(images) :]]
+            end = min([first + count, *ends, *([keys.num_public_blocks] if public else [])])
+            found += [own] * (end - index)
+        return found
+
+    def _witness(self, parent: Witness | None, tokens: bytes, identity: BlockIdentity) -> Witness:
+        witness = self._witnesses.get((parent, tokens, identity))
+        if witness is None:
+            witness = self._witnesses[parent, tokens, identity] = Witness(parent, tokens, identity)
+        return witness
+
+
+def common_length(left: Sequence[int], right: Sequence[int], limit: int) -> int:
+    """How many tokens, up to `limit`, two sequences have in common at their start."""
+    if left[:limit] == right[:limit]:
+        return limit
+    return next(index for index in range(limit) if left[index] != right[index])
