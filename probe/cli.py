@@ -1,10 +1,10 @@
 """The `kvoncall` command: a thin map from words to rooms.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done and true, 1 the answer is no
-(a replay did not verify, an arm answers worse than its baseline, a benchmarked kernel was wrong, a compiled
-one spills), 2 the command could not be carried out (one sentence says why), 130 interrupted. `serve` has the
-engine's own codes (3 port in use, 12 out of memory). Rooms are imported when they are used, so that `kvoncall`
-itself answers at once.
+(a replay did not verify, an arm answers worse than its baseline, a leak was shown, a benchmarked kernel was
+wrong, a compiled one spills), 2 the command could not be carried out (one sentence says why), 3 the isolation
+probe is inconclusive, 130 interrupted. `serve` has the engine's own codes (3 port in use, 12 out of memory). Rooms
+are imported when they are used, so that `kvoncall` itself answers at once.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall watch                collector and alert evaluator without the app
   kvoncall replay ID            an incident: reproduce, alert, remedy, verify   (--list, --json, --no-remedy)
   kvoncall quality              what KV formats do to answers: accuracy, perplexity, agreement, canary, lm-eval
+  kvoncall isolation            does the prefix cache of any OpenAI endpoint keep tenants apart? leaks and side channel
   kvoncall runbooks list|show   what to do about an alert
   kvoncall bench WHAT           attention, decode, formats, scheduler, memory or all; aot: registers and spills of the
                                 kernels; recall: what each KV format still finds
@@ -84,6 +85,7 @@ def _reported_errors() -> tuple[type[Exception], ...]:
     modules = {
         "probe.store": "StoreError",
         "probe.targets": "TargetError",
+        "probe.isolation.client": "ProbeError",
         "probe.quality.suite": "QualityError",
         "probe.replay.scenario": "ReplayError",
         "runbooks.load": "RunbookError",
@@ -137,6 +139,16 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
 
+    _isolation_options(
+        command(
+            "isolation",
+            _isolation,
+            "Probe an OpenAI endpoint from outside: does one tenant get another's text, or tell from times and token "
+            "counts what another has cached, and is cache_salt honoured? States its budget first and sends only text "
+            "of its own. Exits 0 when no leak was found, 1 when one is shown, 3 when inconclusive.",
+        )
+    )
+
     runbooks = command("runbooks", _runbooks, "List the runbooks, or show one.")
     runbooks.add_argument("action", choices=("list", "show"))
     runbooks.add_argument("id", nargs="?")
@@ -182,6 +194,25 @@ def _quality_options(parser: argparse.ArgumentParser) -> None:
     add("lm_eval_args", nargs="*", metavar="-- ARGS", help="flags for lm-eval")
     add("--api-key-env", metavar="NAME", help="environment variable that holds the server's API key")
     add("--list", action="store_true", help="name the stored runs")
+    add("--json", action="store_true", help="print one JSON object")
+    _data_dir(parser)
+
+
+def _isolation_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    checks = ("leak-canary", "side-channel", "cache-salt")
+    add("--target", default="embedded", metavar="embedded|URL|NAME", help="an engine of its own, or a running server")
+    add("--engine-flags", default="", metavar="FLAGS", help="embedded: further flags of the engine, as one word")
+    add("--scope", metavar="SCOPE", help="embedded: as --engine-flags '--prefix-cache-scope SCOPE'")
+    add("--model", default="", metavar="NAME", help="model to ask for; embedded: as `kvoncall serve --model`")
+    add("--checks", default=",".join(checks), metavar="LIST", help=f"some of {', '.join(checks)}")
+    add("--variant", choices=checks, help="one check alone")
+    add("--probes", type=int, default=80, metavar="N", help="probes of each check")
+    add("--tenants-by", default="all", choices=("all", "header", "user", "salt"), help="what callers differ by")
+    add("--salted", action="store_true", help="each tenant also sends a cache_salt of its own")
+    add("--chat", action="store_true", help="ask through /v1/chat/completions")
+    add("--prefix-tokens", type=int, metavar="N", help="length of prefixes (default: 1024, or half the context)")
+    add("--api-key-env", metavar="NAME", help="environment variable that holds the server's API key")
     add("--json", action="store_true", help="print one JSON object")
     _data_dir(parser)
 
@@ -275,6 +306,17 @@ def _quality(options: argparse.Namespace) -> int:
         _print_json(outcome.value)
     else:
         print(table.report(outcome.value))
+    return outcome.code
+
+
+def _isolation(options: argparse.Namespace) -> int:
+    from probe.isolation import command
+
+    outcome = command.run(options, lambda line: print(line, file=sys.stderr, flush=True))
+    if options.json:
+        _print_json(outcome.result.to_dict())
+    else:
+        print(command.text(outcome.result))
     return outcome.code
 
 

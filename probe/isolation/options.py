@@ -18,7 +18,7 @@ DEFAULT_PREFIX_TOKENS = 1024
 FEWEST_PREFIX_TOKENS = 64
 OWN_EVERY = 4  # one pair in so many also asks whether a tenant's own repeat is told from a new prompt
 TAIL_TOKENS = 16  # what an asker adds to a prefix
-_HIT_SHARE = 0.25  # of a prefix; a chat template's few shared tokens are no hit
+HIT_SHARE = 0.25  # of a prefix; a chat template's few shared tokens are no hit
 _CANARY_REQUESTS = 6
 _SALT_REQUESTS = 5
 _CANARY_TOKENS = {"testbed": 3 * FACTS + 10, "plain": 14 * FACTS + 80}
@@ -75,10 +75,10 @@ class Setting:
     prefix_tokens: int
     vocab_size: int | None = None
 
-    @property
-    def hit_tokens(self) -> int:
-        """So many more cached tokens than a new prefix has are a hit."""
-        return int(_HIT_SHARE * self.prefix_tokens)
+
+def is_hit(cached_tokens: int, of_new: int, prefix_tokens: int) -> bool:
+    """Whether a prompt took much more from the cache than a prompt with a new prefix did."""
+    return cached_tokens - of_new >= HIT_SHARE * prefix_tokens
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from probe.isolation import canary, salt, side_channel
 from probe.isolation.client import IsolationClient, ProbeError
@@ -115,12 +116,21 @@ async def _run_checks(round_: Round) -> list[CheckResult]:
         await round_.calibrate()
     checks: list[CheckResult] = []
     for name in round_.options.checks:
-        if round_.stopped is not None:
+        if round_.over:
             break
         found = await _RUN[name](round_)
+        if round_.over:
+            found = [_cut_short(check) for check in found]
         checks += found
         for check in found:
             round_.report(f"{check.check}: {check.verdict}; {check.sentence}")
-    if round_.stopped is not None and not any(check.probes for check in checks):
+    if round_.over and not any(check.probes for check in checks):
         raise ProbeError(round_.stopped)
     return checks
+
+
+def _cut_short(check: CheckResult) -> CheckResult:
+    """What was seen of a check that did not reach its end: a leak stands, silence does not."""
+    if check.verdict != "no leak":
+        return check
+    return replace(check, verdict="inconclusive", sentence=f"{check.sentence}, when the round was stopped")

@@ -1,7 +1,8 @@
 """Keeps a round in the store: samples first, then the event, so whoever sees the event finds the samples.
 
-Samples, all of one time: isolation_probes{check} and isolation_leaks{check}, for each check that was carried out. Of
-a check that judges all its probes together (times), leaks is 1 or 0. The event's data is the whole result.
+Samples, all of one time: isolation_probes{check} and isolation_leaks{check}, for each check that came to a verdict: an
+inconclusive one says nothing and clears no alert. Of a check that judges all its probes together (times), leaks is 1
+or 0. The event's data is the whole result.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from probe.store import Sample, Store
 Counts = Mapping[str, tuple[int, int]]
 """(probes, leaks) of each check."""
 
+_TELLING = ("leak shown", "no leak")
+
 
 def record(store: Store, target: str, result: IsolationResult) -> None:
     """Writes a round of `target`; samples only where the target is registered, since nobody watches another."""
-    counts: Counts = {check.check: (check.probes, check.leaks) for check in result.checks if check.probes}
+    counts: Counts = {check.check: (check.probes, check.leaks) for check in result.checks if check.verdict in _TELLING}
     record_counts(store, target, counts, result.sentence, result.to_dict(), result.ended_at)
 
 

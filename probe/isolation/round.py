@@ -52,6 +52,10 @@ class Round:
         self._progress = progress
         self._cancelled = cancelled or (lambda: False)
 
+    @property
+    def over(self) -> bool:
+        return self.stopped is not None
+
     def report(self, line: str) -> None:
         if self._progress is not None:
             self._progress(line)
@@ -95,13 +99,15 @@ class Round:
         self._drawn += 1
         return f"{what}-{self._drawn}"
 
-    def prompt(self, prefix: str, tail: str) -> Prompt:
+    def prompt(self, prefix: str, tail: str, prefix_tokens: int | None = None) -> Prompt:
         """A prompt of random tokens or words; the same names give the same parts."""
         setting = self.setting
-        parts = [(f"{self.name}:{prefix}", setting.prefix_tokens), (f"{self.name}:{tail}", TAIL_TOKENS)]
-        length = setting.prefix_tokens + TAIL_TOKENS
+        parts = [
+            (f"{self.name}:{prefix}", prefix_tokens or setting.prefix_tokens),
+            (f"{self.name}:{tail}", TAIL_TOKENS),
+        ]
         if setting.vocab_size is not None:
-            return token_ids(parts, length, FIRST_TOKEN_ID, setting.vocab_size)
+            return token_ids(parts, length + TAIL_TOKENS, FIRST_TOKEN_ID, setting.vocab_size)
         scale = TOKENS_PER_WORD / self._tokens_per_word  # `words` counts on its own figure
         scaled = [(seed, max(1, int(count * scale))) for seed, count in parts]
         return self.said(words(scaled, sum(count for _, count in scaled)))

@@ -10,41 +10,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from probe.isolation.client import Answer
+from probe.isolation.options import is_hit
 from probe.isolation.result import CheckResult, Verdict
 from probe.isolation.round import ID_PREFIX, Round
 from probe.isolation.stats import LOUD, P_VALUE, QUIET, auc_interval, rank_test, upper_bound
+
+SHORT_PREFIX_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class Trial:
     """Answers to a prefix cached under a salt: the same salt, another, none; and to a prefix nobody cached."""
 
+    prefix_tokens: int
     same: Answer
     other: Answer
     none: Answer
     new: Answer
 
+    @property
+    def told(self) -> bool:
+        """Whether the server told `cached_tokens` of all of them."""
+        return all(answer.cached_tokens is not None for answer in (self.same, self.other, self.none, self.new))
+
+    def hit(self, answer: Answer) -> bool:
+        return is_hit(answer.cached_tokens or 0, self.new.cached_tokens or 0, self.prefix_tokens)
+
 
 async def run(round_: Round) -> list[CheckResult]:
     """The check "cache-salt". Never raises on a server's errors."""
     trials: list[Trial] = []
-    while len(trials) < round_.options.salt_trials and round_.stopped is None:
-        trial = await round_.attempt(_trial(round_))
+    length = round_.setting.prefix_tokens
+    while len(trials) < round_.options.salt_trials and not round_.over:
+        trial = await round_.attempt(_trial(round_, length))
         if trial is not None:
             trials.append(trial)
+            if trial.told:  # counts are exact, however short the prefix
+                length = min(length, SHORT_PREFIX_TOKENS)
     if not trials:
         return [CheckResult("cache-salt", "not run", 0, 0, round_.stopped or "no trial was answered")]
-    told = all(answer.cached_tokens is not None for t in trials for answer in (t.same, t.other, t.none, t.new))
-    return [_by_tokens(round_, trials) if told else _by_time(trials)]
+    return [_by_tokens(trials) if all(trial.told for trial in trials) else _by_time(trials)]
 
 
-async def _trial(round_: Round) -> Trial:
+async def _trial(round_: Round, prefix_tokens: int) -> Trial:
     prefix, new = round_.fresh("prefix"), round_.fresh("prefix")
     caller = round_.member("salted")
     salt, other = (f"{ID_PREFIX}-{round_.name}-{round_.fresh('salt')}" for _ in range(2))
 
     async def ask(what: str, with_salt: str | None) -> Answer:
-        prompt = round_.prompt(what, round_.fresh("tail"))
+        prompt = round_.prompt(what, round_.fresh("tail"), prefix_tokens)
         return await round_.client.ask(prompt, replace(caller, salt=with_salt), max_tokens=1, stream=True)
 
     await ask(prefix, salt)
@@ -52,19 +66,11 @@ async def _trial(round_: Round) -> Trial:
     order = list(asked)
     round_.rng.shuffle(order)
     answers = {name: await ask(*asked[name]) for name in order}
-    return Trial(await ask(prefix, salt), **answers)
+    return Trial(prefix_tokens, await ask(prefix, salt), **answers)
 
 
-def _by_tokens(round_: Round, trials: Sequence[Trial]) -> CheckResult:
-    hit = round_.setting.hit_tokens
-
-    def hits(answers: Sequence[Answer], trials: Sequence[Trial] = trials) -> int:
-        """Answers that took much more from the cache than a new prefix in the same trial."""
-        pairs = zip(answers, trials, strict=True)
-        return sum((answer.cached_tokens or 0) - (trial.new.cached_tokens or 0) >= hit for answer, trial in pairs)
-
-    other, none = hits([t.other for t in trials]), hits([t.none for t in trials])
-    same = hits([t.same for t in trials])
+def _by_tokens(trials: Sequence[Trial]) -> CheckResult:
+    same, other, none = (sum(t.hit(getattr(t, name)) for t in trials) for name in ("same", "other", "none"))
     leaks, probes = other + none, 2 * len(trials)
     data = {"by": "cached_tokens", "trials": len(trials), "same": same, "other": other, "none": none}
     figures = f"same salt {same}, another {other}, none {none} hits in {len(trials)} trials each"

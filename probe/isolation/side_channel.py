@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from probe.isolation.client import Answer, Caller, IsolationClient
-from probe.isolation.options import DEFAULT_PREFIX_TOKENS, DEFAULT_PROBES, OWN_EVERY, IsolationOptions, Setting
+from probe.isolation.options import DEFAULT_PREFIX_TOKENS, DEFAULT_PROBES, OWN_EVERY, IsolationOptions, Setting, is_hit
 from probe.isolation.result import CheckName, CheckResult, Verdict
 from probe.isolation.round import Round
 from probe.isolation.stats import LOUD, P_VALUE, QUIET, auc_interval, rank_test, upper_bound
@@ -67,12 +67,12 @@ async def _look(round_: Round, looks: Sequence[int]) -> list[Pair]:
     victim, attacker = round_.member("a"), round_.member("b")
     await round_.attempt(_ask(round_, round_.fresh("first"), attacker))  # a first connection is slow, and no pair
     for look in looks:
-        while len(pairs) < look and round_.stopped is None:
+        while len(pairs) < look and not round_.over:
             pair = await round_.attempt(_pair(round_, victim, attacker, own=len(pairs) % OWN_EVERY == 0))
             if pair is not None:
                 pairs.append(pair)
         enough = look >= round_.options.probes
-        if round_.stopped is not None or _by_time(pairs, enough=enough).verdict != "inconclusive":
+        if round_.over or _by_time(pairs, enough=enough).verdict != "inconclusive":
             break
         if look != looks[-1]:
             round_.report(f"side-channel: {len(pairs)} pairs do not decide yet")
@@ -142,21 +142,25 @@ def _by_tokens(round_: Round, pairs: Sequence[Pair]) -> CheckResult:
     ]
     if not told:
         return _not_run("side-channel-tokens", "the server does not tell cached_tokens")
-    hit = round_.setting.hit_tokens
-    leaks = sum(warmed - unwarmed >= hit for warmed, unwarmed in told)
+    length = round_.setting.prefix_tokens
+    leaks = sum(is_hit(warmed, unwarmed, length) for warmed, unwarmed in told)
     effect = fmean(warmed - unwarmed for warmed, unwarmed in told)
     _, p_value = rank_test([warmed for warmed, _ in told], [unwarmed for _, unwarmed in told])
-    own = [pair.own.cached_tokens for pair in pairs if pair.own is not None and pair.own.cached_tokens is not None]
+    own = [
+        (pair.own.cached_tokens, pair.unwarmed.cached_tokens or 0)
+        for pair in pairs
+        if pair.own is not None and pair.own.cached_tokens is not None
+    ]
     data: dict[str, Any] = {
-        "prefix_tokens": round_.setting.prefix_tokens, "warmed": [w for w, _ in told], "unwarmed": [u for _, u in told],
-        "own": own, "own_hits": sum(tokens >= hit for tokens in own),
+        "prefix_tokens": length, "warmed": [w for w, _ in told], "unwarmed": [u for _, u in told],
+        "own": [cached for cached, _ in own], "own_hits": sum(is_hit(cached, new, length) for cached, new in own),
     }  # fmt: skip
     mean_warmed = fmean(warmed for warmed, _ in told)
     verdict: Verdict = "leak shown" if leaks else "no leak"
     if leaks:
         sentence = (
             f"cached_tokens told of another tenant's prefix in {leaks} of {len(told)} probes "
-            f"({mean_warmed:.0f} of {round_.setting.prefix_tokens} tokens on average)"
+            f"({mean_warmed:.0f} of {length} tokens on average)"
         )
     else:
         sentence = f"cached_tokens told of another tenant's prefix in none of {len(told)} probes"
