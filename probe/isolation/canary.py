@@ -56,7 +56,7 @@ async def run(round_: Round) -> list[CheckResult]:
     logprobs: int | None = TOP
     probes: list[Probe] = []
     a, b = round_.member("a"), round_.member("b")
-    while len(probes) < round_.options.probes and not round_.over:
+    while len(probes) < round_.options.probes and not round_.over():
         probe = await round_.attempt(_probe(round_, a, b, logprobs))
         if probe is not None:
             probes.append(probe)

@@ -116,15 +116,15 @@ async def _run_checks(round_: Round) -> list[CheckResult]:
         await round_.calibrate()
     checks: list[CheckResult] = []
     for name in round_.options.checks:
-        if round_.over:
+        if round_.over():
             break
         found = await _RUN[name](round_)
-        if round_.over:
+        if round_.over():
             found = [_cut_short(check) for check in found]
         checks += found
         for check in found:
             round_.report(f"{check.check}: {check.verdict}; {check.sentence}")
-    if round_.over and not any(check.probes for check in checks):
+    if round_.stopped is not None and not any(check.probes for check in checks):
         raise ProbeError(round_.stopped)
     return checks
 

@@ -52,8 +52,8 @@ class Round:
         self._progress = progress
         self._cancelled = cancelled or (lambda: False)
 
-    @property
     def over(self) -> bool:
+        """Whether the round was stopped."""
         return self.stopped is not None
 
     def report(self, line: str) -> None:
@@ -102,10 +102,8 @@ class Round:
     def prompt(self, prefix: str, tail: str, prefix_tokens: int | None = None) -> Prompt:
         """A prompt of random tokens or words; the same names give the same parts."""
         setting = self.setting
-        parts = [
-            (f"{self.name}:{prefix}", prefix_tokens or setting.prefix_tokens),
-            (f"{self.name}:{tail}", TAIL_TOKENS),
-        ]
+        length = prefix_tokens or setting.prefix_tokens
+        parts = [(f"{self.name}:{prefix}", length), (f"{self.name}:{tail}", TAIL_TOKENS)]
         if setting.vocab_size is not None:
             return token_ids(parts, length + TAIL_TOKENS, FIRST_TOKEN_ID, setting.vocab_size)
         scale = TOKENS_PER_WORD / self._tokens_per_word  # `words` counts on its own figure

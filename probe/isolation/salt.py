@@ -41,7 +41,7 @@ async def run(round_: Round) -> list[CheckResult]:
     """The check "cache-salt". Never raises on a server's errors."""
     trials: list[Trial] = []
     length = round_.setting.prefix_tokens
-    while len(trials) < round_.options.salt_trials and not round_.over:
+    while len(trials) < round_.options.salt_trials and not round_.over():
         trial = await round_.attempt(_trial(round_, length))
         if trial is not None:
             trials.append(trial)

@@ -67,12 +67,12 @@ async def _look(round_: Round, looks: Sequence[int]) -> list[Pair]:
     victim, attacker = round_.member("a"), round_.member("b")
     await round_.attempt(_ask(round_, round_.fresh("first"), attacker))  # a first connection is slow, and no pair
     for look in looks:
-        while len(pairs) < look and not round_.over:
+        while len(pairs) < look and not round_.over():
             pair = await round_.attempt(_pair(round_, victim, attacker, own=len(pairs) % OWN_EVERY == 0))
             if pair is not None:
                 pairs.append(pair)
         enough = look >= round_.options.probes
-        if round_.over or _by_time(pairs, enough=enough).verdict != "inconclusive":
+        if round_.over() or _by_time(pairs, enough=enough).verdict != "inconclusive":
             break
         if look != looks[-1]:
             round_.report(f"side-channel: {len(pairs)} pairs do not decide yet")
