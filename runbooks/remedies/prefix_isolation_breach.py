@@ -112,12 +112,13 @@ def _propose(draft: Draft, flag: str, to: Any) -> None:
 
 
 def _price_of_scope(isolation: IsolationFacts | None, scope: str) -> str:
+    """An engine that shares with everybody has lost nothing yet, so a loss of 0 says nothing about the price."""
     lost = isolation.lost_hit_rate if isolation is not None else None
     price = f"what only another {scope} has cached is computed again"
-    if lost is not None:
+    if lost:
         price += f": {lost:.1%} of the prompt tokens, as measured"
     else:
-        price += "; kvoncall:prefix_hits_lost_to_isolation_total tells how many tokens"
+        price += "; kvoncall:prefix_hits_lost_to_isolation_total then tells how many tokens"
     return f"{price}. Prefixes registered as public, such as a system prompt, stay shared"
 
 

@@ -140,6 +140,7 @@ def test_a_storm_explains_a_full_cache(watched: Store) -> None:
         "kv-quality-drop": "inactive",
         "kv-saturated": "inactive",
         "oom": "inactive",
+        "prefix-isolation-breach": "inactive",
         "target-missing": "inactive",
     }
     reading = next(r for r in watched.alerts.readings("t") if r.rule == "kv-saturated")
@@ -155,6 +156,7 @@ def test_a_full_cache_without_a_storm_alerts_by_itself(watched: Store) -> None:
         "kv-quality-drop": "inactive",
         "kv-saturated": "firing",
         "oom": "inactive",
+        "prefix-isolation-breach": "inactive",
         "target-missing": "inactive",
     }
 

@@ -112,8 +112,9 @@ def test_every_change_says_price_and_proof() -> None:
         data = change.to_dict()
         assert all(data[key] for key in ("why", "expected", "cost", "verify", "rollback"))
         assert "{" not in "".join(map(str, data.values()))
-    unmeasured = advise(embedded([], "timing")).changes[0]
-    assert "kvoncall:prefix_hits_lost_to_isolation_total tells" in unmeasured.cost
+    for nothing_lost_yet in (None, 0.0):
+        unmeasured = advise(embedded([], "timing", lost_hit_rate=nothing_lost_yet)).changes[0]
+        assert "kvoncall:prefix_hits_lost_to_isolation_total then tells" in unmeasured.cost
 
 
 def test_turning_the_cache_off_is_first_aid_and_no_change() -> None:
