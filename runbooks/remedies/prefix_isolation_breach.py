@@ -135,8 +135,9 @@ def _name_first_aid(draft: Draft, kind: str | None) -> None:
         draft.refuse(
             PREFIX_CACHING,
             False,
-            "first aid by hand, at once and until the changes are in: no hits, no breaches; every prompt is computed "
-            "in full meanwhile. Not needed once the probe finds no leak",
+            "first aid by hand, at once and until the changes are in: no hits, no breaches (a KV connector has hits of "
+            "its own: take it out too); every prompt is computed in full meanwhile. Not needed once the probe finds no "
+            "leak",
         )
 
 

@@ -377,3 +377,15 @@ def test_the_page_has_the_versions_of_the_catalog() -> None:
 )
 def test_catalog_knows_hash_algorithms_by_version(value: str, version: str | None, exists: bool) -> None:
     assert (why_value_absent("vllm", version, ALGO, value) is None) == exists
+
+
+def test_commands_that_are_named_exist() -> None:
+    from probe.cli import _parser
+
+    page = get_runbook(ID).markdown
+    advice = advise(embedded(UNSAFE, None))
+    named = re.findall(r"`kvoncall (isolation[^`]*)`", page + " ".join(advice.missing))
+    named += [c.verify.removeprefix("kvoncall ") for c in advice.changes if c.verify.startswith("kvoncall isolation")]
+    assert len(named) >= 4
+    for command in named:
+        assert _parser().parse_args(command.split()).command == "isolation"
