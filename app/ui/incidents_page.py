@@ -71,9 +71,11 @@ def choose_variant(scenario_id: str) -> str | None:
 
 
 def show_case(case: Mapping[str, Any]) -> None:
-    """The published incident with its true figures."""
-    with st.expander("The published case behind it, with its figures computed anew"):
-        show_table([{"figure": name, "value": value} for name, value in _flat(case)])
+    """The published incident with its true figures; a case of words alone says `computed: False`."""
+    figures = ", with its figures computed anew" if case.get("computed", True) else ""
+    with st.expander(f"The published case behind it{figures}"):
+        told = {key: value for key, value in case.items() if key != "computed"}
+        show_table([{"figure": name, "value": value} for name, value in _flat(told)])
 
 
 UNITS = {"gb": "GB", "gib": "GiB", "kv": "KV"}
@@ -135,9 +137,9 @@ def show_ended(replay: Replay) -> None:
     """Verdict, before/after, alerts and the whole journal."""
     store = get_runtime().store
     replay_view.show_head(replay)
-    replay_view.show_result(replay)
     with guarded():
         show_isolation(replay.result or {})
+    replay_view.show_result(replay)
     with guarded():
         show_candidates(replay)
     replay_view.show_alerts(replay_view.alerts_of(store, replay), replay.id)

@@ -71,12 +71,13 @@ def show_tiles(stats: Stats) -> None:
     lost = int(stats.get("prefix_hits_lost_total") or 0)
     shared = int((stats.get("prefix_hits_by_scope") or {}).get("shared") or 0)
     breaches, refused = stats.get("isolation_breaches") or {}, stats.get("prefix_hits_refused") or {}
-    refusals = f"{counts(breaches)}; refused: {counts(refused)}"
+    total = sum(breaches.values())
+    kinds = (f"{counts(breaches)}; " if total else "") + f"refused: {counts(refused)}"
     tiles = (
         ("Prefix hit rate", share(hits, queries), f"{words.count(hits)} of {words.count(queries)} tokens", HIT_RATE),
         ("Lost to isolation", share(lost, queries), f"{words.count(lost)} tokens", LOST),
         ("Hits on others' blocks", share(shared, hits), f"{words.count(shared)} tokens", OTHERS),
-        ("Isolation breaches", words.count(sum(breaches.values())), refusals, BREACHES),
+        ("Isolation breaches", words.count(total), kinds, BREACHES),
     )
     for column, (label, value, note, formula) in zip(st.columns(len(tiles)), tiles, strict=True):
         column.metric(

@@ -29,15 +29,15 @@ def show_isolation(result: Mapping[str, Any]) -> None:
     if not isinstance(isolation, Mapping):
         return
     st.markdown(f"**What one session saw of another** (variant {words.plain(str(isolation.get('variant')))})")
+    for phase in PHASES:
+        found = isolation.get(phase)
+        if isinstance(found, Mapping):
+            show_examples(found, phase)
     show_table(figures(isolation))
     st.caption(
         "The upper bound holds with 95% confidence: with no breach in so many requests, the true rate may still be "
         "that high. Legitimate hits are prompt tokens of a session's own next turns that came from the cache."
     )
-    for phase in PHASES:
-        found = isolation.get(phase)
-        if isinstance(found, Mapping):
-            show_examples(found, phase)
     show_trees(isolation)
 
 

@@ -47,8 +47,9 @@ def verdict_mark(verdict: object) -> words.Mark:
 def show_round(event: Event) -> None:
     """One round: verdict, every check in figures, what was sent."""
     data = event.data
-    mark = verdict_mark(data.get("verdict")).badge
-    st.markdown(f"{mark} **{words.plain(str(data.get('sentence') or event.message))}**")
+    verdict = str(data.get("verdict"))
+    found = str(data.get("sentence") or event.message).removeprefix(f"{verdict}: ")
+    st.markdown(f"{verdict_mark(verdict).badge} **{words.plain(found)}**")
     if data.get("error"):
         st.warning(words.plain(f"The round stopped early: {data['error']}."))
     checks = list(data.get("checks") or [])

@@ -33,7 +33,6 @@ class Summary:
     blocks: int
     size: int
     nodes: int
-    shared_nodes: int
     shared_blocks: int
     public_blocks: int
     truncated: int
@@ -52,13 +51,11 @@ def is_shared(node: Node) -> bool:
 def summary(tree: Mapping[str, Any]) -> Summary:
     """Sums over the nodes that were sent; `blocks` and `size` count those that were not as well."""
     nodes = nodes_of(tree)
-    shared = [node for node in nodes if is_shared(node)]
     return Summary(
         blocks=int(tree.get("num_cached_blocks") or 0),
         size=int(tree.get("bytes") or 0),
         nodes=len(nodes),
-        shared_nodes=len(shared),
-        shared_blocks=sum(int(node["num_blocks"]) for node in shared),
+        shared_blocks=sum(int(node["num_blocks"]) for node in nodes if is_shared(node)),
         public_blocks=sum(int(node["num_blocks"]) for node in nodes if node.get("public")),
         truncated=int(tree.get("truncated") or 0),
     )
@@ -82,8 +79,8 @@ def branches(nodes: Sequence[Node], limit: int = NODES_SHOWN) -> list[Branch]:
     while open_:
         node, before, last = open_.pop()
         top = node.get("parent") not in kept
-        out.append(Branch("" if top else before + ("└─ " if last else "├─ "), node))
-        under = "" if top else before + ("\u2007\u2007 " if last else "│\u2007 ")
+        out.append(Branch("" if top else before + ("└─\u00a0" if last else "├─\u00a0"), node))
+        under = "" if top else before + ("\u2007\u2007\u00a0" if last else "│\u2007\u00a0")
         below = children.get(node["id"], [])
         open_ += [(child, under, child is below[-1]) for child in reversed(below)]
     return out
@@ -133,8 +130,9 @@ def _span(value: object) -> str:
 def said(tree: Mapping[str, Any], shown: int) -> str:
     """The tree in a sentence or two, and how much of it is drawn."""
     found = summary(tree)
-    of_several = f"{found.shared_nodes} nodes ({found.shared_blocks} blocks) served more than one owner"
-    public = f", {found.public_blocks} blocks are public" if found.public_blocks else ""
-    text = f"{found.blocks} blocks cached, {words.size(found.size)}. {of_several}{public}."
+    text = (
+        f"Blocks cached: {found.blocks}, {words.size(found.size)}; served to more than one owner: "
+        f"{found.shared_blocks}; public: {found.public_blocks}."
+    )
     missing = found.nodes + found.truncated - shown
     return f"{text} The {shown} largest nodes are drawn, {missing} more are not." if missing > 0 else text

@@ -16,8 +16,8 @@ from probe.store import Store
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 PAGES = {
-    "": "Overview", "engine": "Engine", "incidents": "Incidents", "quality": "Quality", "alerts": "Alerts",
-    "runbooks": "Runbooks",
+    "": "Overview", "engine": "Engine", "incidents": "Incidents", "isolation": "Isolation", "quality": "Quality",
+    "alerts": "Alerts", "runbooks": "Runbooks",
 }  # fmt: skip
 NewPage = Callable[..., Page]
 StartApp = Callable[..., Any]
