@@ -13,7 +13,7 @@ import streamlit as st
 
 from app.ui import words
 from app.ui.tables import show_choices, show_table
-from probe.isolation.record import ROUND_EVENT
+from probe.alerts.isolation import ROUND_EVENT
 from probe.store import Event, Store
 
 ROUNDS_READ = 50

@@ -110,11 +110,12 @@ def owners(node: Node) -> words.Mark | str:
 def row(branch: Branch) -> dict[str, object]:
     """One line of the table."""
     node = branch.node
-    held = int(node.get("referenced_blocks") or 0)
+    beside = {"in use": node.get("referenced_blocks"), "more with the same content": node.get("copies")}
+    notes = ", ".join(f"{n} {what}" for what, n in beside.items() if n)
     return {
         "prefix": branch.indent + str(node["id"])[:8],
         "owners": owners(node),
-        "blocks": f"{node['num_blocks']} ({held} in use)" if held else str(node["num_blocks"]),
+        "blocks": f"{node['num_blocks']} ({notes})" if notes else str(node["num_blocks"]),
         "tokens": words.count(node.get("num_tokens")),
         "size": words.size(node.get("bytes")),
         "hits": words.count(node.get("hits")),
