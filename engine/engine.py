@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
+from engine.adapters import AdapterStore
 from engine.cache_identity import ANONYMOUS, CacheIdentity, IdentityPolicy
 from engine.config import EngineConfig, ModelDims
 from engine.device import device_memory_bytes, resolve_device, resolve_dtype
@@ -53,17 +54,21 @@ class LLMEngine:
             device,
             max_model_len=config.resolved_max_model_len(self.dims),
         )
+        self.adapters = AdapterStore(config, model, self.dims)
         self.plan: MemoryPlan = plan_kv_cache(
             config,
             self.dims,
-            weights_bytes=model.weights_bytes,
+            weights_bytes=model.weights_bytes + self.adapters.num_bytes,
             activation_peak_bytes=activation_peak_bytes(config, model, self.dims),
             device_memory_bytes=device_memory_bytes(config, device),
             bookkeeping_bytes_per_block=BOOKKEEPING_BYTES_PER_BLOCK if device.type == "cpu" else 0,
         )
         self.runner = ModelRunner(config, model, self.dims, self.plan)
         self.scheduler = Scheduler(
-            config, num_gpu_blocks=self.plan.num_gpu_blocks, max_model_len=self.plan.max_model_len
+            config,
+            num_gpu_blocks=self.plan.num_gpu_blocks,
+            max_model_len=self.plan.max_model_len,
+            keeps_open_blocks=self.runner.keeps_open_blocks,
         )
         self._outputs = OutputProcessor(self.tokenizer, observer)
         self._observer = observer
@@ -85,6 +90,7 @@ class LLMEngine:
         holds unknown tokens, an id in use, or a request larger than the whole KV pool.
         """
         self._check_prompt(prompt_token_ids)
+        lora = None if identity.adapter is None else self.adapters.weights(identity.adapter)
         more_eos = self.tokenizer.eos_token_ids[1:]  # the scheduler knows one; further ones stop as a user's would
         if more_eos and not params.ignore_eos:
             params = dataclasses.replace(params, stop_token_ids=[*params.stop_token_ids, *more_eos])
@@ -99,6 +105,8 @@ class LLMEngine:
             eos_token_id=self.tokenizer.eos_token_id,
         )
         self.scheduler.add_request(request)
+        if lora is not None:
+            self.runner.adapters[request_id] = lora
         self._outputs.add(request)
 
     def abort_request(self, request_id: str) -> None:

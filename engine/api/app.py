@@ -17,6 +17,7 @@ from engine.api.chat import create_chat_completion
 from engine.api.completions import create_completion
 from engine.api.debug import debug_blocks, debug_engine, debug_requests, debug_scheduler
 from engine.api.errors import APIError, as_api_error
+from engine.api.models import list_models, load_lora_adapter, show_model, unload_lora_adapter
 from engine.api.serving import Serving, serving_of
 from engine.api.tokens import detokenize, tokenize
 from engine.api.version import VERSION
@@ -37,6 +38,8 @@ def create_app(serving: Serving) -> Starlette:
         Route("/version", show_version),
         Route("/metrics", metrics),
         Route("/v1/models", list_models),
+        Route("/v1/load_lora_adapter", load_lora_adapter, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", unload_lora_adapter, methods=["POST"]),
         Route("/v1/models/{model:path}", show_model),
         Route("/v1/completions", create_completion, methods=["POST"]),
         Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
@@ -106,33 +109,9 @@ async def metrics(request: Request) -> Response:
     return Response(serving.metrics.exposition(), headers={"Content-Type": PROMETHEUS_TEXT})
 
 
-async def list_models(request: Request) -> Response:
-    """GET /v1/models."""
-    return JSONResponse({"object": "list", "data": [_model_card(serving_of(request))]})
-
-
-async def show_model(request: Request) -> Response:
-    """GET /v1/models/{model}."""
-    serving = serving_of(request)
-    serving.find_model(request.path_params["model"])
-    return JSONResponse(_model_card(serving))
-
-
 async def reset_prefix_cache(request: Request) -> Response:
     """POST /reset_prefix_cache: 200 when done, 409 while requests hold blocks."""
     done = await serving_of(request).engine.call(lambda engine: engine.reset_prefix_cache())
     if done is False:
         raise APIError(409, "the prefix cache was not reset: requests hold blocks; try again when they are done")
     return JSONResponse({"reset": True})
-
-
-def _model_card(serving: Serving) -> dict[str, object]:
-    return {
-        "id": serving.model_name,
-        "object": "model",
-        "created": int(serving.started_at),
-        "owned_by": "kvoncall",
-        "root": str(serving.llm.config.model_dir),
-        "parent": None,
-        "max_model_len": serving.max_model_len,
-    }

@@ -64,9 +64,13 @@ class Serving:
         """The adapter that `model` names, `None` for the served model itself; 404 for a name that is not served."""
         if model is None or model == self.model_name:
             return None
+        adapter = self.llm.adapters.find(model)
+        if adapter is not None:
+            return adapter
+        names = [self.model_name, *(served.adapter.name for served in self.llm.adapters.served())]
         raise APIError(
             404,
-            f"The model {model!r} does not exist here; this engine serves {self.model_name!r}.",
+            f"The model {model!r} does not exist here; this engine serves {', '.join(map(repr, names))}.",
             param="model",
             code="model_not_found",
         )

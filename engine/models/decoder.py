@@ -20,6 +20,7 @@ from engine.config import ModelDims
 from engine.models.architectures import DecoderSpec, LayerSpec, decoder_spec
 from engine.models.checkpoint import Checkpoint
 from engine.models.kv_scales import read_kv_scales
+from engine.models.lora import LoRABatch
 from engine.models.norm import RMSNorm
 from engine.models.rope import RotaryTable, rotary_frequencies
 from kernels.attention import AttentionMetadata, paged_attention, reshape_and_cache
@@ -33,6 +34,7 @@ ROPE_DIVISORS = "rope_freqs.weight"
 class DecoderLayer:
     """Weights of one decoder layer. Matrices are contiguous [in, out], which is what BLAS multiplies fastest."""
 
+    index: int
     spec: LayerSpec
     input_norm: RMSNorm
     qkv: Tensor  # [hidden, (num_q_heads + 2 * num_kv_heads) * head_dim]
@@ -44,6 +46,22 @@ class DecoderLayer:
     gate_up: Tensor  # [hidden, 2 * intermediate]
     down: Tensor  # [intermediate, hidden]
     mlp_out_norm: RMSNorm | None
+
+    def project(self, x: Tensor, part: str, lora: LoRABatch | None) -> Tensor:
+        """x [T, in] @ the matrix of `part` (`engine.models.lora.PARTS`), with what adapters add."""
+        product = torch.mm(x, getattr(self, part))
+        if lora is not None:
+            lora.add(product, x, self.index, part)
+        return product
+
+    def add_projected(self, hidden: Tensor, x: Tensor, part: str, norm: RMSNorm | None, lora: LoRABatch | None) -> None:
+        """hidden += x @ the matrix of `part`, the product normed first where the family does so."""
+        if norm is not None:
+            hidden.add_(norm(self.project(x, part, lora)))
+            return
+        hidden.addmm_(x, getattr(self, part))
+        if lora is not None:
+            lora.add(hidden, x, self.index, part)
 
 
 class DenseDecoder:
@@ -72,7 +90,12 @@ class DenseDecoder:
         self._embedding_scale = scale if spec.family.scaled_embedding else None
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[LayerKVCache], metadata: AttentionMetadata
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[LayerKVCache],
+        metadata: AttentionMetadata,
+        lora: LoRABatch | None = None,
     ) -> Tensor:
         """Final hidden states [T, hidden] of input_ids int64 [T] at positions int64 [T]; writes their K and V."""
         angles = [table.at(positions) for table in self.ropes]
@@ -80,10 +103,10 @@ class DenseDecoder:
         if self._embedding_scale is not None:
             hidden.mul_(self._embedding_scale)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            attended = self._attend(layer, layer.input_norm(hidden), angles[layer.spec.rope], kv_cache, metadata)
-            _add_projected(hidden, attended, layer.o, layer.attention_out_norm)
-            gate, up = torch.mm(layer.mlp_norm(hidden), layer.gate_up).chunk(2, dim=-1)
-            _add_projected(hidden, self._activate(gate).mul_(up), layer.down, layer.mlp_out_norm)
+            attended = self._attend(layer, layer.input_norm(hidden), angles[layer.spec.rope], kv_cache, metadata, lora)
+            layer.add_projected(hidden, attended, "o", layer.attention_out_norm, lora)
+            gate, up = layer.project(layer.mlp_norm(hidden), "gate_up", lora).chunk(2, dim=-1)
+            layer.add_projected(hidden, self._activate(gate).mul_(up), "down", layer.mlp_out_norm, lora)
         return self.final_norm(hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -99,12 +122,15 @@ class DenseDecoder:
         angles: tuple[Tensor, Tensor],
         kv_cache: LayerKVCache,
         metadata: AttentionMetadata,
+        lora: LoRABatch | None,
     ) -> Tensor:
         num_q, num_kv, head_dim = self.dims.num_q_heads, self.dims.num_kv_heads, self.dims.head_dim
         if layer.qkv_bias is None:
-            projected = torch.mm(normed, layer.qkv)
+            projected = layer.project(normed, "qkv", lora)
         else:
             projected = torch.addmm(layer.qkv_bias, normed, layer.qkv)
+            if lora is not None:
+                lora.add(projected, normed, layer.index, "qkv")
         heads = projected.view(-1, num_q + 2 * num_kv, head_dim)
         queries_and_keys = heads[:, : num_q + num_kv]
         if layer.qk_norm is not None:
@@ -127,14 +153,6 @@ class DenseDecoder:
         return RotaryTable(frequencies, max_model_len, self.dtype, self.device, factor)
 
 
-def _add_projected(hidden: Tensor, x: Tensor, weight: Tensor, norm: RMSNorm | None) -> None:
-    """hidden += x @ weight, the product normed first where the family does so."""
-    if norm is None:
-        hidden.addmm_(x, weight)
-    else:
-        hidden.add_(norm(torch.mm(x, weight)))
-
-
 class _LayerLoader:
     """Takes the weights of one layer out of the checkpoint, under the names of Hugging Face."""
 
@@ -149,6 +167,7 @@ class _LayerLoader:
         take = self.checkpoint.take_transposed
         before_mlp = "pre_feedforward_layernorm" if family.sandwich_norms else "post_attention_layernorm"
         return DecoderLayer(
+            index=self.index,
             spec=self.spec.layers[self.index],
             input_norm=self._norm("input_layernorm"),
             qkv=take(self._named(qkv), hidden),

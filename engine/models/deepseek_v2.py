@@ -27,6 +27,7 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.config_values import non_negative_int, positive_float, positive_int
 from engine.models.experts import DenseMLP, Mixture, Router, load_experts
 from engine.models.kv_scales import read_kv_scales
+from engine.models.lora import LoRABatch
 from engine.models.norm import RMSNorm
 from engine.models.rope import RotaryTable, rope_parameters, rotary_frequencies, yarn_mscale
 from kernels.attention import AttentionMetadata
@@ -115,12 +116,18 @@ class DeepseekV2:
         self.weights_bytes = checkpoint.bytes_taken + self.rope.nbytes
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Tensor], metadata: AttentionMetadata
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Tensor],
+        metadata: AttentionMetadata,
+        lora: LoRABatch | None = None,
     ) -> Tensor:
         """Final hidden states [T, hidden] of input_ids int64 [T] at positions int64 [T]; writes their latents.
 
-        kv_caches: one a layer, [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim].
+        kv_caches: one a layer, [num_blocks, block_size, kv_lora_rank + qk_rope_head_dim]. lora: always `None`.
         """
+        assert lora is None, "adapters of this architecture are refused when they are loaded"
         angles = self.rope.at(positions)
         hidden = self.embedding.index_select(0, input_ids)
         for layer, cache in zip(self.layers, kv_caches, strict=True):

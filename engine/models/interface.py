@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from engine.models.lora import LoRABatch
 from kernels.attention import AttentionMetadata
 
 
@@ -24,9 +25,16 @@ class CausalLM(Protocol):
     kv_scales: dict[int, tuple[float, float]]
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[Any], metadata: AttentionMetadata
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        kv_caches: Sequence[Any],
+        metadata: AttentionMetadata,
+        lora: LoRABatch | None = None,
     ) -> Tensor:
         """Final hidden states [T, hidden] of input_ids int64 [T] at positions int64 [T]; writes their keys and values.
+
+        lora: the adapters of these tokens; only for the dense decoder, others have none to be given.
 
         kv_caches: one a layer, as `engine.runner.allocate_kv_caches` gives them for the model's dimensions:
         `LayerKVCache`, or for multi-head latent attention a tensor [num_blocks, block_size, latent width].
