@@ -10,7 +10,7 @@ import streamlit as st
 from app.runtime import get_runtime
 from app.ui import replay_view, words
 from app.ui.guard import guarded, live, page
-from app.ui.isolation_replay import show_isolation
+from app.ui.isolation_replay import show_isolation, show_seen
 from app.ui.links import link, param
 from app.ui.quality_data import of_replay, replay_runs
 from app.ui.quality_view import show_measurement, show_model_note, show_recommended
@@ -128,6 +128,7 @@ def show_progress(replay_id: str, drawn_status: str) -> None:
         st.info("▲ The alert fired and the runbook has its answer. Open the runbook and apply the change.")
     replay_view.show_alerts(replay_view.alerts_of(store, replay), replay.id)
     journal = store.replays.journal(replay.id)
+    show_seen(journal)
     replay_view.show_journal(journal)
     if journal:
         st.caption(f"Newest entry {words.ago(journal[-1].ts)}; redrawn every second.")

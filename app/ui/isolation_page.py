@@ -52,6 +52,8 @@ def render() -> None:
 def show_rounds(runtime: Runtime, target: Target) -> None:
     """The newest round, or the one of the URL, and the earlier ones."""
     found = view.rounds(runtime.store, target.name)
+    if not found and runtime.isolating.status().running:
+        return
     if not found:
         st.info(
             f"`{target.name}` was not probed yet. **Probe isolation** asks it as made-up tenants; "
@@ -74,6 +76,12 @@ def chosen(found: Sequence[Event], wanted: str | None) -> Event:
     return next((event for event in found if str(event.id) == wanted), found[0])
 
 
+def is_running() -> bool:
+    """Whether the embedded engine's process runs."""
+    engine = get_runtime().engine
+    return engine is not None and engine.snapshot().status.state == "running"
+
+
 @live(TREE_REFRESH_S)
 def show_cache(name: str) -> None:
     """What the engine says of its prefix cache now: the price of isolation, and the tree."""
@@ -90,7 +98,7 @@ def show_cache(name: str) -> None:
     try:
         engine, tree = debug.ask(target.url, "/debug/engine"), debug.ask(target.url, "/debug/prefix")
     except EngineUnreachableError as error:
-        start = " Start it on the Engine page." if name == NAME else ""
+        start = " Start it on the Engine page." if name == NAME and not is_running() else ""
         st.info(words.plain(f"{error}{start}"))
         return
     show_price(engine)

@@ -6,7 +6,7 @@ legit, examples (each of a breach), tree, engine. A replay that ended early has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -16,6 +16,7 @@ from app.ui.conversations import side_by_side
 from app.ui.isolation_rounds import with_interval
 from app.ui.prefix_tree_view import show_tree
 from app.ui.tables import show_table
+from probe.store import JournalEntry
 
 EXAMPLES_SHOWN = 3
 NODES_SHOWN = 16
@@ -39,6 +40,13 @@ def show_isolation(result: Mapping[str, Any]) -> None:
         "that high. Legitimate hits are prompt tokens of a session's own next turns that came from the cache."
     )
     show_trees(isolation)
+
+
+def show_seen(journal: Sequence[JournalEntry]) -> None:
+    """Of a replay under way: what its first attack brought to light, as the journal keeps it."""
+    seen = next((entry.data for entry in journal if entry.data and "breach_rate" in entry.data), None)
+    if seen is not None:
+        show_examples(seen, "before")
 
 
 def show_examples(phase: Phase, name: str) -> None:

@@ -49,13 +49,13 @@ def show_round(event: Event) -> None:
     data = event.data
     verdict = str(data.get("verdict"))
     found = str(data.get("sentence") or event.message).removeprefix(f"{verdict}: ")
-    st.markdown(f"{verdict_mark(verdict).badge} **{words.plain(found)}**")
+    st.markdown(f"{verdict_mark(verdict).badge} {words.plain(found)}")
     if data.get("error"):
         st.warning(words.plain(f"The round stopped early: {data['error']}."))
     checks = list(data.get("checks") or [])
     show_table([check_row(check) for check in checks])
     st.caption(told(event))
-    with st.expander("What each check asks, and as whom"):
+    with st.expander("What each check asks"):
         asked = [str(check.get("check")) for check in checks]
         show_table([{"check": name, "asks": text} for name, text in ASKS.items() if name in asked])
         st.caption(

@@ -76,7 +76,7 @@ def test_an_earlier_round_is_opened_by_its_link(watched: Store, use: Use, open_p
     assert newest.at.dataframe[-1].value["found"].tolist() == [ROUND["sentence"], "the old one"]
     page = open_page("isolation", round=str(old.id))
     page.assert_calm()
-    assert "**the old one**" in page.text
+    assert ":red-badge[■ leak shown] the old one" in page.text
     assert "The round stopped early" not in page.text
 
 

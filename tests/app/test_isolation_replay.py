@@ -53,6 +53,20 @@ def test_replay_shows_both_conversations_the_figures_and_both_trees(store: Store
     assert "safe" not in page.text.lower()
 
 
+def test_a_replay_that_waits_for_its_change_shows_what_leaked(store: Store, use: Use, open_page: Open) -> None:
+    replay = store.replays.create("prefix-collision", "drill-1")
+    store.replays.append(replay.id, "inject", "drill engine runs", {"memory_plan": {}})
+    told = {key: value for key, value in RESULT["isolation"]["before"].items() if key != "tree"}
+    store.replays.append(replay.id, "inject", "31 breaches in 40 cross-session requests", told)
+    store.replays.set_step(replay.id, "apply")
+    store.replays.set_status(replay.id, "waiting_apply")
+    use(store)
+    page = open_page("incidents", replay=replay.id)
+    page.assert_calm()
+    assert len([h for h in page.at.get("html") if ">4711</mark>" in h.value]) == 1
+    assert "apply the change" in page.text
+
+
 def test_a_replay_without_isolation_shows_none_of_it(store: Store, use: Use, open_page: Open) -> None:
     replay = store.replays.create("oom", "drill-1")
     store.replays.finish(replay.id, "done", {k: v for k, v in RESULT.items() if k != "isolation"})
