@@ -13,6 +13,7 @@ import streamlit as st
 
 from app.ui import words
 from app.ui.conversations import side_by_side
+from app.ui.isolation_charts import show_times
 from app.ui.isolation_rounds import with_interval
 from app.ui.prefix_tree_view import show_tree
 from app.ui.tables import show_table
@@ -39,6 +40,8 @@ def show_isolation(result: Mapping[str, Any]) -> None:
         "The upper bound holds with 95% confidence: with no breach in so many requests, the true rate may still be "
         "that high. Legitimate hits are prompt tokens of a session's own next turns that came from the cache."
     )
+    for phase, title in PHASES.items():
+        show_times((isolation.get(phase) or {}).get("ttft") or {}, f"Time to the first token {title}, a tick a probe")
     show_trees(isolation)
 
 

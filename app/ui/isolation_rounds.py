@@ -12,6 +12,7 @@ from typing import Any
 import streamlit as st
 
 from app.ui import words
+from app.ui.isolation_charts import show_times
 from app.ui.tables import show_choices, show_table
 from probe.alerts.isolation import ROUND_EVENT
 from probe.store import Event, Store
@@ -54,6 +55,8 @@ def show_round(event: Event) -> None:
         st.warning(words.plain(f"The round stopped early: {data['error']}."))
     checks = list(data.get("checks") or [])
     show_table([check_row(check) for check in checks])
+    for check in checks:
+        show_times(check)
     st.caption(told(event))
     with st.expander("What each check asks"):
         asked = [str(check.get("check")) for check in checks]

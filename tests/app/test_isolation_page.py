@@ -62,6 +62,10 @@ def test_a_round_shows_every_check_with_its_figures(watched: Store, use: Use, op
     assert table.loc["leak-canary", "upper bound"] == "8.8%"
     assert table.loc["side-channel-ttft", "effect"] == "AUC 0.61 (0.48 to 0.74)"
     assert "◌ not run" in table.loc["cache-salt", "verdict"]
+    [chart] = [c for c in page.at.get("vega_lite_chart") if "Time to the first token" in c.proto.alt]
+    assert chart.proto.alt.endswith(
+        "medians: new to the server 48 ms, warmed by another tenant 34 ms, its own repeat 31 ms."
+    )
     assert "212 requests of at most 260 sent in 30 s, 1 failed" in page.text
     assert "Every id it sent starts with kvoncall-probe-1a2b3c4d" in page.text
     assert "safe" not in page.text.lower()
