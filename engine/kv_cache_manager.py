@@ -117,7 +117,7 @@ class KVCacheManager:
         if num_tokens == 0:
             return None
         blocks = self.block_pool.get_blocks(leader.block_ids[: self._num_blocks_for(num_tokens)])
-        return Fork(leader, blocks, num_tokens)
+        return Fork(leader, list(blocks), num_tokens)
 
     def can_admit(
         self, request: Request, computed_blocks: Sequence[Block], reserved_blocks: int, fork: Fork | None = None

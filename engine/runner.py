@@ -3,7 +3,8 @@
 Owns the KV caches, one a layer, and for every request that holds blocks a row of a persistent block table, which
 grows with the request instead of being rebuilt. In formats that keep open blocks the row is also the place of the
 block the request is filling; computing starts, and after a preemption starts again, at the start of a block, so
-nothing is left of a row's former request. `preempt` gives the row up and keeps the request's random state; `release`
+nothing is left of a row's former request, unless a fork starts within a block: then its leader's row is copied.
+`preempt` gives the row up and keeps the request's random state; `release`
 forgets the request.
 """
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig, ModelDims
 from engine.device import resolve_dtype
+from engine.forks import BlockCopy
 from engine.kv_scales import UNSCALED, LayerScales, fp8_scales
 from engine.memory import MemoryPlan
 from engine.models.interface import CausalLM
@@ -27,7 +29,7 @@ from engine.request import Request
 from engine.sampler import Sampler, SamplingState, TokenLogprobs, token_logprobs
 from engine.scheduler import ScheduledRequest, SchedulerOutput
 from kernels.attention import AttentionMetadata
-from kernels.kv_cache import LayerKVCache, allocate_kv_cache
+from kernels.kv_cache import LayerKVCache, allocate_kv_cache, copy_blocks, copy_open_rows
 
 log = logging.getLogger("engine")
 
@@ -68,7 +70,7 @@ class ModelRunner:
         self.kv_caches = allocate_kv_caches(config, dims, plan.num_gpu_blocks, model.device, model.kv_scales)
         self._calculates_scales = config.calculate_kv_scales
         self._awaits_scales = any(scales.source == "pending" for scales in self.kv_scales())
-        self._keeps_open_blocks = any(f.keeps_open_blocks for f in config.layer_kv_formats(dims))
+        self.keeps_open_blocks = any(f.keeps_open_blocks for f in config.layer_kv_formats(dims))
         if config.calculate_kv_scales and not self._awaits_scales:
             log.warning("--calculate-kv-scales changes nothing: no layer's KV cache is fp8")
         max_blocks = -(-plan.max_model_len // plan.block_size)
@@ -100,6 +102,8 @@ class ModelRunner:
         """Computes a step: writes K and V of its tokens and samples for the requests that are complete."""
         scheduled = output.scheduled
         states = [self._states.get(entry.request.request_id) or self._new_state(entry.request) for entry in scheduled]
+        if output.block_copies:
+            self._copy_blocks(output.block_copies)
         input_ids, positions, metadata = self._build_batch(scheduled, states)
         hidden = self.model.forward(input_ids, positions, self.kv_caches, metadata, self._lora_batch(scheduled))
         if self._awaits_scales:
@@ -131,6 +135,24 @@ class ModelRunner:
             self._block_table[state.row] = 0
         self._block_table[state.row, state.num_blocks : len(block_ids)] = block_ids[state.num_blocks :]
         state.num_blocks = len(block_ids)
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy on write: fills blocks that requests got in the place of shared ones, and the open rows of forks."""
+        rows: list[tuple[int, int]] = []
+        for copy in copies:
+            state = self._states[copy.request.request_id]
+            if copy.index < state.num_blocks:
+                self._block_table[state.row, copy.index] = copy.target
+            self._add_blocks(state, copy.request.block_ids)
+            if copy.source_row_of is not None:
+                rows.append((self._states[copy.source_row_of.request_id].row, state.row))
+        sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
+        paged = [cache for cache in self.kv_caches if isinstance(cache, LayerKVCache)]
+        copy_blocks(paged, sources, targets)
+        copy_open_rows(paged, [source for source, _ in rows], [target for _, target in rows])
+        for cache in self.kv_caches:
+            if isinstance(cache, Tensor):  # the latents of multi-head latent attention
+                cache[targets] = cache[sources]
 
     def _build_batch(
         self, scheduled: Sequence[ScheduledRequest], states: Sequence[_State]
@@ -175,7 +197,7 @@ class ModelRunner:
             max_query_len=max(lengths),
             max_seq_len=max_seq_len,
             num_decodes=num_decodes,
-            open_rows=self._tensor(rows) if self._keeps_open_blocks else None,
+            open_rows=self._tensor(rows) if self.keeps_open_blocks else None,
         )
         return self._tensor(np.array(tokens, dtype=np.int64)), self._tensor(positions), metadata
 

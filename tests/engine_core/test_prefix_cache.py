@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.cache_identity import CacheIdentity
 from engine.block_hash import ROOT_HASH, BlockHasher, hash_block
+from engine.cache_identity import CacheIdentity
 from engine.prefix_cache import RecentEvictions
 from engine.request import Request, SamplingParams
 
