@@ -7,10 +7,11 @@ A step is: schedule, run the model, book the sampled tokens, turn them into text
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Sequence
 
-from engine.adapters import AdapterStore
+from engine.adapters import AdapterStore, ServedAdapter
 from engine.cache_identity import ANONYMOUS, CacheIdentity, IdentityPolicy
 from engine.config import EngineConfig, ModelDims
 from engine.device import device_memory_bytes, resolve_device, resolve_dtype
@@ -19,13 +20,17 @@ from engine.memory import BOOKKEEPING_BYTES_PER_BLOCK, MemoryPlan, plan_kv_cache
 from engine.models.loader import load_model
 from engine.output import EngineObserver, OutputProcessor, RequestOutput, RequestTimings
 from engine.profile_run import activation_peak_bytes
+from engine.public_prefixes import PublicPrefixes
 from engine.request import Request, RequestStatus, SamplingParams
 from engine.runner import ModelRunner, RunnerOutput
 from engine.sampler import TokenLogprobs
 from engine.scheduler import Scheduler, SchedulerOutput, SchedulerStats
 from engine.tokenizer import Tokenizer
+from engine.weights import load_like, refusing_without_memory
 
 __all__ = ["EngineObserver", "LLMEngine", "PromptTooLong", "RequestOutput", "RequestTimings", "TokenLogprobs"]
+
+log = logging.getLogger("engine")
 
 
 class PromptTooLong(ValueError):  # noqa: N818 - says what the prompt is, as QueueFull says what the queue is
@@ -41,6 +46,7 @@ class LLMEngine:
 
     def __init__(self, config: EngineConfig, *, observer: EngineObserver | None = None) -> None:
         self.config = config
+        self.model_path = config.model_dir  # of the weights in use
         self.identity_policy = IdentityPolicy(config.prefix_cache_scope)
         self.dims = ModelDims.from_model_dir(config.model_dir)
         self.tokenizer = Tokenizer(config.model_dir)
@@ -70,6 +76,9 @@ class LLMEngine:
             max_model_len=self.plan.max_model_len,
             keeps_open_blocks=self.runner.keeps_open_blocks,
         )
+        self.public_prefixes = PublicPrefixes(self.scheduler.kv_cache_manager.set_public_prefixes)
+        for path in config.prefix_cache_public:
+            self.public_prefixes.add_file(path, self.tokenizer)
         self._outputs = OutputProcessor(self.tokenizer, observer)
         self._observer = observer
 
@@ -123,6 +132,32 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached content; False, and nothing done, while requests hold blocks."""
         return self.scheduler.reset_prefix_cache()
+
+    def load_adapter(self, name: str, path: str, *, replace: bool = False) -> ServedAdapter:
+        """Takes a LoRA adapter into service while the engine runs; raises `ConfigError`."""
+        with refusing_without_memory(f"the adapter in {path!r}"):
+            return self.adapters.load(name, path, replace=replace)
+
+    def update_weights(self, path: str) -> int:
+        """Puts the weights at `path` (as in `--model`) in the place of the model's; returns their version.
+
+        Everything is computed again with them: running requests keep their tokens, the prefix cache is dropped.
+        Raises `ConfigError`, and changes nothing, when they are of another model or there is no memory for both.
+        """
+        model_path = dataclasses.replace(self.config, model=path).model_dir
+        started = time.monotonic()
+        model = load_like(self.runner.model, model_path, self.dims, self.config)
+        preempted = self.scheduler.new_weights()
+        for request in preempted:
+            self.runner.preempt(request.request_id)
+        self.runner.model = model
+        self.model_path = model_path
+        version = self.scheduler.kv_cache_manager.weights_version
+        log.info(
+            "weights version %d, from %s, in %.2f s: %d requests are computed again",
+            version, model_path, time.monotonic() - started, len(preempted),
+        )  # fmt: skip
+        return version
 
     def stats(self) -> SchedulerStats:
         """State and totals of the scheduler and the KV pool."""

@@ -271,6 +271,47 @@ class EngineMetrics(Collector):
             stats.evicted_before_reuse_total,
         )
         yield self._gauge("kvoncall:kv_blocks", "KV blocks by state.", stats.block_states, "state")
+        yield from self._collect_prefix_stats(stats)
+
+    def _collect_prefix_stats(self, stats: SchedulerStats) -> Iterable[Metric]:
+        """Who shares the prefix cache with whom, what isolation costs, and whether it was broken."""
+        yield self._counter(
+            "kvoncall:prefix_hits_by_scope",
+            "Prompt tokens found in the prefix cache, by whose blocks they are.",
+            stats.prefix_hits_by_scope,
+            "scope",
+        )
+        yield self._counter(
+            "kvoncall:prefix_hits_lost_to_isolation",
+            "Prompt tokens that sharing with everybody would have found as well.",
+            stats.prefix_hits_lost_total,
+        )
+        yield self._counter(
+            "kvoncall:isolation_breaches",
+            "Cached blocks served although they are another's, or of other content.",
+            stats.isolation_breaches,
+            "kind",
+        )
+        yield self._counter(
+            "kvoncall:prefix_hits_refused",
+            "Requests whose hits --prefix-cache-verify cut short.",
+            stats.prefix_hits_refused,
+            "kind",
+        )
+        yield self._counter(
+            "kvoncall:prefix_blocks_expired", "Cached blocks dropped by their time to live.", stats.prefix_expired_total
+        )
+        yield self._gauge(
+            "kvoncall:prefix_cached_blocks",
+            "Cached blocks by who computed them, labels hashed.",
+            stats.cached_blocks_by_owner,
+            "owner",
+        )
+        yield self._counter("kvoncall:forks", "Requests started from another's blocks.", stats.forks_total)
+        yield self._counter(
+            "kvoncall:fork_block_copies", "Blocks copied because a fork would write into them.", stats.fork_copies_total
+        )
+        yield self._gauge("kvoncall:weights_version", "Weight updates since start.", stats.weights_version)
 
     def _collect_plan(self, plan: MemoryPlan) -> Iterable[Metric]:
         config = self._config
@@ -287,6 +328,9 @@ class EngineMetrics(Collector):
             "num_gpu_blocks": plan.num_gpu_blocks,
             "num_gpu_blocks_override": config.num_gpu_blocks_override,
             "prefix_caching_hash_algo": config.prefix_caching_hash_algo,
+            "prefix_cache_scope": config.prefix_cache_scope,
+            "prefix_cache_ttl": config.prefix_cache_ttl,
+            "prefix_cache_verify": config.prefix_cache_verify,
         }
         family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's configuration.", labels=list(info))
         family.add_metric([str(value) for value in info.values()], 1)

@@ -17,7 +17,14 @@ from engine.api.chat import create_chat_completion
 from engine.api.completions import create_completion
 from engine.api.debug import debug_blocks, debug_engine, debug_requests, debug_scheduler
 from engine.api.errors import APIError, as_api_error
-from engine.api.models import list_models, load_lora_adapter, show_model, unload_lora_adapter
+from engine.api.models import list_models, load_lora_adapter, show_model, unload_lora_adapter, update_weights
+from engine.api.prefix import (
+    add_public_prefix,
+    clear_public_prefixes,
+    debug_prefix,
+    list_public_prefixes,
+    reset_prefix_cache,
+)
 from engine.api.serving import Serving, serving_of
 from engine.api.tokens import detokenize, tokenize
 from engine.api.version import VERSION
@@ -45,9 +52,14 @@ def create_app(serving: Serving) -> Starlette:
         Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/update_weights_from_disk", update_weights, methods=["POST"]),
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+        Route("/prefix_cache/public", list_public_prefixes),
+        Route("/prefix_cache/public", add_public_prefix, methods=["POST"]),
+        Route("/prefix_cache/public", clear_public_prefixes, methods=["DELETE"]),
         Route("/debug/engine", debug_engine),
         Route("/debug/blocks", debug_blocks),
+        Route("/debug/prefix", debug_prefix),
         Route("/debug/requests", debug_requests),
         Route("/debug/scheduler", debug_scheduler),
     ]
@@ -107,11 +119,3 @@ async def metrics(request: Request) -> Response:
     serving = serving_of(request)
     await serving.engine.refresh_stats(STATS_TIMEOUT_S)
     return Response(serving.metrics.exposition(), headers={"Content-Type": PROMETHEUS_TEXT})
-
-
-async def reset_prefix_cache(request: Request) -> Response:
-    """POST /reset_prefix_cache: 200 when done, 409 while requests hold blocks."""
-    done = await serving_of(request).engine.call(lambda engine: engine.reset_prefix_cache())
-    if done is False:
-        raise APIError(409, "the prefix cache was not reset: requests hold blocks; try again when they are done")
-    return JSONResponse({"reset": True})

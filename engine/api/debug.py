@@ -91,5 +91,5 @@ def _request_views(engine: LLMEngine) -> list[dict[str, Any]]:
             "isolated": bool(request.identity.namespace),
             "age_seconds": now - request.arrival_time,
         }
-        for request in (*scheduler.running, *scheduler.waiting)
+        for request in (*scheduler.running, *scheduler.waiting, *scheduler.parked)
     ]

@@ -1,4 +1,7 @@
-"""`/v1/models` and what changes it: LoRA adapters come and go, under the names of vLLM's endpoints."""
+"""`/v1/models` and what changes it: LoRA adapters come and go, and other weights take the place of the model's.
+
+Adapters have the names of vLLM's endpoints, weights that of SGLang's.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ async def load_lora_adapter(request: Request) -> Response:
     replace = fields.boolean("load_inplace")
     fields.reject_rest()
     try:
-        served = await serving.engine.call(lambda engine: engine.adapters.load(name, path, replace=replace))
+        served = await serving.engine.call(lambda engine: engine.load_adapter(name, path, replace=replace))
     except ConfigError as error:
         raise APIError(400, str(error)) from None
     return JSONResponse({"lora_name": name, "version": served.adapter.version, "rank": served.weights.rank})
@@ -59,13 +62,32 @@ async def unload_lora_adapter(request: Request) -> Response:
     return JSONResponse({"lora_name": name, "unloaded": True})
 
 
+async def update_weights(request: Request) -> Response:
+    """POST /update_weights_from_disk: `model_path` -> the version of the weights now; 400 for another model.
+
+    Requests in flight are computed again with the new weights and go on from the tokens they have.
+    """
+    serving = serving_of(request)
+    fields = Fields(await read_json_object(request))
+    path = fields.string("model_path")
+    if not path:
+        raise bad_field("model_path", "this field is required")
+    fields.only("load_format", "auto", "safetensors")
+    fields.reject_rest()
+    try:
+        version = await serving.engine.call(lambda engine: engine.update_weights(path))
+    except ConfigError as error:
+        raise APIError(400, str(error), param="model_path") from None
+    return JSONResponse({"success": True, "message": f"weights of {path} are in use", "weights_version": version})
+
+
 def _model_card(serving: Serving) -> dict[str, object]:
     return {
         "id": serving.model_name,
         "object": "model",
         "created": int(serving.started_at),
         "owned_by": "kvoncall",
-        "root": str(serving.llm.config.model_dir),
+        "root": str(serving.llm.model_path),
         "parent": None,
         "max_model_len": serving.max_model_len,
     }
