@@ -37,7 +37,7 @@ def show_times(check: Mapping[str, Any], title: str = "Time to the first token, 
     middle = alt.Chart(medians).mark_point(shape="diamond", size=110, filled=True, opacity=1).encode(
         x=x, y=y, color=color, tooltip=tooltip
     )  # fmt: skip
-    told = {str(row.prefix): float(row.seconds) for row in medians.itertuples()}
+    told = dict(zip(medians["prefix"].tolist(), medians["seconds"].tolist(), strict=True))
     said = ", ".join(f"{name} {words.seconds(told[name])}" for name in names)
     st.markdown(f"**{title}**")
     st.altair_chart(alt.layer(ticks, middle).properties(height=36 * len(names) + 50), alt=f"{title}: medians: {said}.")
