@@ -28,9 +28,9 @@ _CANARY_TOKENS = {"testbed": 3 * FACTS + 10, "plain": 14 * FACTS + 80}
 class IsolationOptions:
     """What to check and how.
 
-    probes: cross-tenant probes of the leak canary, and pairs of the side channel (twice as many where those cannot
-    decide). tenants_by: how callers say who they are: X-Tenant-ID and X-Session-ID ("header"), `user`, `cache_salt`
-    ("salt"), or both header and user ("all"). salted: besides, each tenant sends a salt of its own.
+    probes: cross-tenant probes of the leak canary and of `cache-salt`, and pairs of the side channel (twice as many
+    where those cannot decide). tenants_by: how callers say who they are: X-Tenant-ID and X-Session-ID ("header"),
+    `user`, `cache_salt` ("salt"), or both header and user ("all"). salted: besides, each sends a salt of its own.
     chat: ask through /v1/chat/completions. prefix_tokens: length of the side channel's prefixes (None: 1,024, or half
     the context where that is less).
     """
@@ -58,10 +58,9 @@ class IsolationOptions:
         if self.timeout_s <= 0:
             raise ProbeError(f"the time limit of a request must be above 0 s, not {self.timeout_s:g}")
 
-    @property
-    def salt_trials(self) -> int:
-        """Trials of `cache-salt`; each asks with another salt once and with none once."""
-        return max(FEWEST_PROBES, self.probes // 2)
+    def salt_trials(self, *, by_tokens: bool) -> int:
+        """Trials of `cache-salt`, each with two probes: another salt and none. Exact counts need half as many."""
+        return max(FEWEST_PROBES, self.probes // 2) if by_tokens else self.probes
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -128,7 +127,7 @@ def plan_budget(options: IsolationOptions, kind: Kind = "plain", prefix_tokens: 
         pairs = 2 * options.probes
         by_check["side-channel"] = 3 * pairs + -(-pairs // OWN_EVERY) + 1
     if "cache-salt" in options.checks:
-        by_check["cache-salt"] = _SALT_REQUESTS * options.salt_trials
+        by_check["cache-salt"] = _SALT_REQUESTS * options.salt_trials(by_tokens=False)
     of_prefixes = by_check.get("side-channel", 0) + by_check.get("cache-salt", 0)
     requests = sum(by_check.values()) + 1  # one that tells how long a word is
     return Budget(requests, tokens + of_prefixes * (prefix + TAIL_TOKENS), generated + of_prefixes, by_check)

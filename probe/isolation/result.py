@@ -79,5 +79,14 @@ def conclude(checks: Sequence[CheckResult], error: str | None) -> tuple[Verdict,
     if not done:
         return "inconclusive", "inconclusive: no check could be carried out"
     bounds = [check.upper_bound for check in done if check.upper_bound is not None]
-    bound = f" (upper bound {max(bounds):.1%} of such requests, at 95 %)" if bounds else ""
-    return "no leak", f"no leak in {sum(check.probes for check in done):,} probes{bound}"
+    highest = [check.interval[1] for check in done if check.interval is not None]
+    bound = f" (AUC at most {max(highest):.2f})" if highest else ""
+    if bounds:
+        bound = f" (upper bound {max(bounds):.1%} of such requests, with 95% confidence)"
+    return "no leak", f"no leak in {_distinct(done):,} probes{bound}"
+
+
+def _distinct(checks: Sequence[CheckResult]) -> int:
+    """Probes of all checks; the two side channels judge the same ones."""
+    channels = [check.probes for check in checks if check.check.startswith("side-channel")]
+    return max(channels, default=0) + sum(c.probes for c in checks if not c.check.startswith("side-channel"))

@@ -40,16 +40,17 @@ class Trial:
 async def run(round_: Round) -> list[CheckResult]:
     """The check "cache-salt". Never raises on a server's errors."""
     trials: list[Trial] = []
-    length = round_.setting.prefix_tokens
-    while len(trials) < round_.options.salt_trials and not round_.over():
+    length, told = round_.setting.prefix_tokens, False
+    while len(trials) < round_.options.salt_trials(by_tokens=told) and not round_.over():
         trial = await round_.attempt(_trial(round_, length))
         if trial is not None:
             trials.append(trial)
-            if trial.told:  # counts are exact, however short the prefix
+            told = all(trial.told for trial in trials)
+            if told:  # counts are exact, however short the prefix
                 length = min(length, SHORT_PREFIX_TOKENS)
     if not trials:
         return [CheckResult("cache-salt", "not run", 0, 0, round_.stopped or "no trial was answered")]
-    return [_by_tokens(trials) if all(trial.told for trial in trials) else _by_time(trials)]
+    return [_by_tokens(trials) if told else _by_time(trials)]
 
 
 async def _trial(round_: Round, prefix_tokens: int) -> Trial:
