@@ -130,15 +130,24 @@ class Witness:
 class BlockKeys:
     """Names of the full blocks of one request, one entry a block; `content_hashes` is `hashes` without a namespace.
 
-    The first `num_public_blocks` carry no namespace. Blocks computed under another weights version are never named.
+    The first `num_public_blocks` carry no namespace. identities: (first block, what it and those after it have), last
+    first. No block after `last_special_block` has extra keys. Witnesses are kept only if tokens are compared.
     """
 
     num_public_blocks: int
+    last_special_block: int
     weights_version: int
+    identities: Sequence[tuple[int, BlockIdentity]]
     hashes: list[bytes] = field(default_factory=list)
     content_hashes: list[bytes] = field(default_factory=list)
-    identities: list[BlockIdentity] = field(default_factory=list)
-    witnesses: list[Witness] = field(default_factory=list)  # empty unless tokens are compared
+    witnesses: list[Witness] = field(default_factory=list)
+
+    def identity_of(self, index: int) -> BlockIdentity:
+        """The true identity of a block."""
+        for first, identity in self.identities:
+            if first <= index:
+                return identity
+        raise IndexError(f"no block {index}")
 
 
 class BlockHasher:
@@ -154,7 +163,9 @@ class BlockHasher:
         self._cbor = _package("cbor2", algo).dumps if algo.endswith("_cbor") else None
         self._left_out = (fault,)
         self._compares_tokens = compares_tokens
+        self._is_plain = self._cbor is None and not compares_tokens
         self._count = struct.pack("<I", block_size)
+        self._pack = struct.Struct(f"<{block_size + 1}I").pack  # count and tokens of one block
         self._public: list[list[int]] = []
         self._witnesses: WeakValueDictionary[tuple[Witness | None, bytes, BlockIdentity], Witness]
         self._witnesses = WeakValueDictionary()
@@ -175,14 +186,39 @@ class BlockHasher:
         """
         keys = request.block_keys
         if keys is None or (keys.weights_version != self.weights_version and not request.block_ids):
-            keys = BlockKeys(self._num_public_blocks(request), self.weights_version)
-            if not request.identity.namespace:
-                keys.content_hashes = keys.hashes
-            request.block_keys = keys
-        first, end = len(keys.hashes), len(request.all_token_ids) // self.block_size
-        if first < end:
-            token_ids = request.all_token_ids[first * self.block_size : end * self.block_size]
+            keys = request.block_keys = self._new_keys(request)
+        size = self.block_size
+        first, end = len(keys.hashes), len(request.all_token_ids) // size
+        if first == end:
+            return keys
+        token_ids = request.all_token_ids[first * size : end * size]
+        if first + 1 == end and first > keys.last_special_block and self._is_plain:
+            self._append_plain_block(keys, token_ids)
+        else:
             self._extend(keys, request.identity, token_ids, first)
+        return keys
+
+    def _append_plain_block(self, keys: BlockKeys, token_ids: list[int]) -> None:
+        """`_extend` by one block without extra keys, which is what decoding does."""
+        encoded = self._pack(self.block_size, *token_ids)
+        num_bytes = self._hash_bytes
+        namespaced = self._new_hash(keys.hashes[-1] + encoded).digest()[:num_bytes]
+        if keys.content_hashes is not keys.hashes:
+            keys.content_hashes.append(self._new_hash(keys.content_hashes[-1] + encoded).digest()[:num_bytes])
+        keys.hashes.append(namespaced)
+
+    def _new_keys(self, request: Request) -> BlockKeys:
+        identity, size = request.identity, self.block_size
+        num_public = self._num_public_blocks(request)
+        identities = []
+        for first in sorted({0, num_public, *(image.offset // size for image in identity.images)}, reverse=True):
+            namespace = identity.namespace if first >= num_public else ()
+            images = tuple(image for image in identity.images if image.offset // size <= first)
+            identities.append((first, BlockIdentity(namespace, identity.adapter, images, self.weights_version)))
+        last_special = max([num_public, *((image.offset + image.num_tokens) // size for image in identity.images)])
+        keys = BlockKeys(num_public, last_special, self.weights_version, identities)
+        if not identity.namespace:
+            keys.content_hashes = keys.hashes
         return keys
 
     def _num_public_blocks(self, request: Request) -> int:
@@ -199,26 +235,26 @@ class BlockHasher:
     def _extend(self, keys: BlockKeys, identity: CacheIdentity, token_ids: list[int], first: int) -> None:
         """Appends the names of the blocks with these tokens, of which the first is block `first`."""
         private = keys.num_public_blocks if identity.namespace else None
-        hashes = self._chain(keys.hashes, token_ids, first, identity, private)
+        hashes = self._chain(keys, keys.hashes, token_ids, identity, private)
         if private is not None:
-            keys.content_hashes += self._chain(keys.content_hashes, token_ids, first, identity, None)
+            keys.content_hashes += self._chain(keys, keys.content_hashes, token_ids, identity, None)
         keys.hashes += hashes  # without a namespace it is the same list
-        keys.identities += self._identities(keys, identity, first, len(hashes))
         if self._compares_tokens:
             for index, start in enumerate(range(0, len(token_ids), self.block_size), first):
                 tokens = _encode_tokens(token_ids[start : start + self.block_size])
                 parent = keys.witnesses[-1] if keys.witnesses else None
-                keys.witnesses.append(self._witness(parent, tokens, keys.identities[index]))
+                keys.witnesses.append(self._witness(parent, tokens, keys.identity_of(index)))
 
     def _chain(
-        self, chain: list[bytes], token_ids: list[int], first: int, identity: CacheIdentity, private: int | None
+        self, keys: BlockKeys, chain: list[bytes], token_ids: list[int], identity: CacheIdentity, private: int | None
     ) -> list[bytes]:
         """What `chain` goes on with. private: the block the namespace enters, `None` for the chain without it."""
+        first, last_special = len(chain), keys.last_special_block
         end = first + len(token_ids) // self.block_size
         # Most blocks have no extra keys, and asking for them would cost as much as hashing.
         extra: dict[int, ExtraKeys] = {}
-        if identity.images or first <= (private or 0):
-            special = range(first, end) if identity.images else {0, private or 0}
+        if first <= last_special:
+            special = range(first, min(last_special + 1, end)) if identity.images else {0, private or 0}
             extra = {i: self._extra_keys(identity, i, private) for i in special if first <= i < end}
         parent = chain[-1] if chain else ROOT_HASH
         if self._cbor is None:
@@ -259,23 +295,6 @@ class BlockHasher:
             weights_version=self.weights_version,
             left_out=self._left_out,
         )
-
-    def _identities(self, keys: BlockKeys, identity: CacheIdentity, first: int, count: int) -> list[BlockIdentity]:
-        """True identities of `count` blocks from `first` on; blocks share the object where it is the same."""
-        if not identity.images and first > keys.num_public_blocks:
-            return [keys.identities[-1]] * count
-        found: list[BlockIdentity] = []
-        while len(found) < count:
-            index = first + len(found)
-            public = index < keys.num_public_blocks
-            images = tuple(i for i in identity.images if i.offset < (index + 1) * self.block_size)
-            own = BlockIdentity(() if public else identity.namespace, identity.adapter, images, keys.weights_version)
-            if keys.identities and keys.identities[-1] == own:
-                own = keys.identities[-1]
-            ends = [image.offset // self.block_size for image in identity.images[len(images) :]]
-            end = min([first + count, *ends, *([keys.num_public_blocks] if public else [])])
-            found += [own] * (end - index)
-        return found
 
     def _witness(self, parent: Witness | None, tokens: bytes, identity: BlockIdentity) -> Witness:
         witness = self._witnesses.get((parent, tokens, identity))

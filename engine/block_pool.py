@@ -222,7 +222,7 @@ class BlockPool:
     def sweep_expired(self) -> int:
         """Empties the blocks that have expired, which are then reused first; returns how many. O(that many)."""
         count = 0
-        while (block := self.free_queue.oldest) is not None and self.is_expired(block):
+        while self.ttl is not None and (block := self.free_queue.oldest) is not None and self.is_expired(block):
             self._forget(block)
             self.free_queue.remove(block)
             self.free_queue.prepend(block)

@@ -4,7 +4,8 @@ A request's table is its cache hits, or the blocks of the request it forks from,
 at the end. Blocks become findable when they are full *and* computed, that is after the step that wrote them, not at
 allocation as in vLLM. Two requests that meet in one step then do not share, but a step that is cut short (a victim
 preempted after it was scheduled, an abort, an exception in the model) can leave no name in the index for KV that was
-never written. A block may be written if its writer alone holds it and it has no name; any other is copied first.
+never written. Who writes into a block is its only holder, and it has no name: a fork gets a copy of the block it and
+its leader would both go on with.
 """
 
 from __future__ import annotations
@@ -141,29 +142,20 @@ class KVCacheManager:
 
         `computed_blocks` are the hits of a request that is being admitted, or `fork` what it takes from its leader:
         they become the start of its table, and `num_computed_tokens` is set to what they hold. Hits in the free queue
-        are taken out of it before any block is handed out, and are not counted as room. If the first new token goes
-        into a block that others hold too, or that has a name, the request gets a copy: see `take_block_copies`.
+        are taken out of it before any block is handed out, and are not counted as room. Of a fork's last block, if the
+        child is to write into it, the child gets a copy at once: see `take_block_copies`.
         """
         block_ids = request.block_ids
         if not block_ids:
             return self._admit(request, num_new_tokens, computed_blocks, fork)
         if computed_blocks or fork is not None:
             raise ValueError(f"{request} holds blocks already; hits can only start a block table")
-        start = request.num_computed_tokens
-        index = start // self.block_size
-        missing = start + num_new_tokens - len(block_ids) * self.block_size
-        copies = 0
-        if index < len(block_ids):
-            block = self.block_pool.blocks[block_ids[index]]
-            if block.ref_cnt != 1 or block.cached is not None:
-                copies = int(self._fault != "copy_on_write")
-            if missing <= 0 and not copies:
-                return True  # the usual decode: the token goes into the last block
-        num_new_blocks = self._num_blocks_for(missing) if missing > 0 else 0
-        if num_new_blocks + copies > self.block_pool.num_free_blocks:
+        missing = request.num_computed_tokens + num_new_tokens - len(block_ids) * self.block_size
+        if missing <= 0:
+            return True  # the usual decode: the token goes into the last block
+        num_new_blocks = self._num_blocks_for(missing)
+        if num_new_blocks > self.block_pool.num_free_blocks:
             return False
-        if copies:
-            self._copy_on_write(request, index, None)
         block_ids.extend(block.block_id for block in self.block_pool.get_new_blocks(num_new_blocks))
         return True
 
@@ -186,7 +178,7 @@ class KVCacheManager:
         request.num_computed_tokens = start
         request.weights_version = self.weights_version
         if copies and fork is not None:
-            self._copy_on_write(request, len(computed_blocks) - 1, fork.leader)
+            self._copy_last_block(request, fork.leader)
         request.block_ids.extend(block.block_id for block in pool.get_new_blocks(num_new_blocks))
         return True
 
@@ -194,14 +186,18 @@ class KVCacheManager:
         """Whether the child of this fork writes into the last of the leader's blocks."""
         return fork.num_tokens % self.block_size != 0 and self._fault != "copy_on_write"
 
-    def _copy_on_write(self, request: Request, index: int, leader: Request | None) -> None:
-        """Puts a block of the request's own in the place of one it must not write into."""
+    def _copy_last_block(self, request: Request, leader: Request) -> None:
+        """Puts a block of the request's own in the place of the last one, which is the leader's.
+
+        It happens as the fork is made, so that nobody else, the leader included, ever has to copy before writing.
+        """
         pool = self.block_pool
-        shared = pool.blocks[request.block_ids[index]]
+        shared = pool.blocks[request.block_ids[-1]]
         (own,) = pool.get_new_blocks(1)
-        request.block_ids[index] = own.block_id
         pool.free_blocks([shared])
         source_row_of = leader if self._keeps_open_blocks else None
+        index = len(request.block_ids) - 1
+        request.block_ids[index] = own.block_id
         self._block_copies.append(BlockCopy(request, index, shared.block_id, own.block_id, source_row_of))
         self.fork_copies_total += 1
 
@@ -247,22 +243,8 @@ class KVCacheManager:
         for index in range(request.num_indexed_blocks, num_full_blocks):
             block = pool.blocks[request.block_ids[index]]
             if block.cached is None:  # else two have written it, under the fault copy_on_write
-                pool.cache_full_block(block, self._describe(request, keys, index, now))
+                pool.cache_full_block(block, CachedPrefix.of(request, keys, index, now))
         request.num_indexed_blocks = num_full_blocks
-
-    def _describe(self, request: Request, keys: BlockKeys, index: int, now: float) -> CachedPrefix:
-        return CachedPrefix(
-            block_hash=keys.hashes[index],
-            parent_hash=keys.hashes[index - 1] if index else None,
-            content_hash=keys.content_hashes[index],
-            depth=index,
-            identity=keys.identities[index],
-            witness=keys.witnesses[index] if keys.witnesses else None,
-            owner=request.identity.owner,
-            public=index < keys.num_public_blocks,
-            cached_at=now,
-            last_use=now,
-        )
 
     def free(self, request: Request) -> None:
         """Gives a request's blocks back, last block first. A request without blocks is left alone."""

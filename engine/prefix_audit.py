@@ -71,7 +71,7 @@ def breach_kind(block: Block, keys: BlockKeys, index: int) -> str | None:
     cached = block.cached
     assert cached is not None
     assert cached.identity is not None
-    own = keys.identities[index]
+    own = keys.identity_of(index)
     kind = None if cached.identity is own else cached.identity.difference(own)
     if kind is None and keys.witnesses and cached.witness is not keys.witnesses[index]:
         return "tokens"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.block_hash import BlockIdentity, Witness, hash_block
+from engine.block_hash import BlockIdentity, BlockKeys, Witness, hash_block
+from engine.request import Request
 
 if TYPE_CHECKING:
     from engine.block_pool import Block
@@ -39,6 +40,22 @@ class CachedPrefix:
     last_use: float = 0.0
     hits: int = 0
     users: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, request: Request, keys: BlockKeys, index: int, now: float) -> CachedPrefix:
+        """Of block `index` of a request, as it becomes full and computed."""
+        return cls(
+            keys.hashes[index],
+            keys.hashes[index - 1] if index else None,
+            keys.content_hashes[index],
+            index,
+            keys.identity_of(index),
+            keys.witnesses[index] if keys.witnesses else None,
+            request.identity.owner,
+            index < keys.num_public_blocks,
+            now,
+            now,
+        )
 
     def use(self, owner: str) -> None:
         """Books a hit by a request of this owner."""
