@@ -15,13 +15,13 @@ from probe.alerts.window import Window
 ROUND_EVENT = "isolation_round"
 """The kind of event that says a round is in the store."""
 
-# What a hit on a block of another identity is, by the counter's label `kind`.
-_BREACHES = {
-    "namespace": "blocks of another tenant or session served",
-    "adapter": "blocks of another adapter served",
-    "image": "blocks of another image served",
-    "weights": "blocks of other weights served",
-    "tokens": "blocks with another text served",
+# Whose block was served, by the counter's label `kind`.
+_WHOSE = {
+    "namespace": "of another tenant or session",
+    "adapter": "of another adapter",
+    "image": "of another image",
+    "weights": "of other weights",
+    "tokens": "of another text",
 }
 
 
@@ -69,8 +69,8 @@ def what_was_seen(hits: Mapping[str, float], seen: Sequence[CheckReading]) -> st
     parts = [reading.sentence for reading in seen if reading.leaks]
     for kind, count in hits.items():
         if count:
-            what = _BREACHES.get(kind, f"blocks of another {kind or 'identity'} served")
-            parts.append(f"{what}: {count:g} hit{'' if count == 1 else 's'}")
+            whose = _WHOSE.get(kind, f"of another {kind or 'identity'}")
+            parts.append(f"{count:g} block{'' if count == 1 else 's'} {whose} served")
     return "; ".join(parts) or "nothing seen"
 
 

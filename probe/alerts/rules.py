@@ -93,9 +93,9 @@ class QualitySignal:
 class BreachSignal:
     """Isolation breaches: what the engine itself counted in the window, plus what an isolation probe found.
 
-    `counter` grows by one for every hit on a block of another identity. `probes` and `leaks` are counts of one round
-    of the probe, by check; the newest reading of each check counts until a newer one replaces it, for `rounds_s` at
-    most (not scaled): nothing but another round shows that a leak is gone.
+    `counter` grows by one for every block of another identity that is served. `probes` and `leaks` are counts of one
+    round of the probe, by check; the newest reading of each check counts until a newer one replaces it, for `rounds_s`
+    at most (not scaled): nothing but another round shows that a leak is gone.
     """
 
     counter: str

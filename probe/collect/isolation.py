@@ -13,7 +13,7 @@ from probe.alerts.window import Window
 from probe.store import Store
 from runbooks.isolation_facts import kind_of
 
-_REQUESTS = "requests_finished_total"
+_REQUESTS, _ASKED, _LOST = "requests_finished_total", "prefix_queries_total", "prefix_hits_lost_total"
 
 
 def observed_isolation(store: Store, target: str, since: float, until: float | None = None) -> dict[str, Any] | None:
@@ -26,18 +26,24 @@ def observed_isolation(store: Store, target: str, since: float, until: float | N
     assert isinstance(signal, BreachSignal)
     until = time.time() if until is None else until
     store.samples.flush()
-    window = Window(dict.fromkeys((*rule.metrics, _REQUESTS), math.inf))
-    for metrics, start in ((("up", signal.counter, _REQUESTS), since), (rule.round_metrics, until - rule.rounds_s)):
+    scraped = ("up", signal.counter, _REQUESTS, _ASKED, _LOST)
+    window = Window(dict.fromkeys((*scraped, *rule.round_metrics), math.inf))
+    for metrics, start in ((scraped, since), (rule.round_metrics, until - rule.rounds_s)):
         window.add(s for s in store.samples.recent(target, metrics, start) if s.ts <= until)
     counted = breaches(window, signal, since, until)
     leaking = [reading for reading in newest(window, signal, until - rule.rounds_s) if reading.leaks]
     hits = round(sum(counted.values()))
     if not hits and not leaking:
         return None
-    rises = [rise.value for s in window.series(_REQUESTS) if (rise := increase(s, since, until))]
+
+    def rise(metric: str) -> float:
+        return sum(found.value for s in window.series(metric) if (found := increase(s, since, until)))
+
+    asked = rise(_ASKED)
     # What the engine counted is of its requests; without a counter the probe's own questions are all that is known.
     return {
         "kind": kind_of(counted, [reading.check for reading in leaking]),
         "breaches": hits or sum(reading.leaks for reading in leaking),
-        "requests": round(sum(rises)) if hits else sum(reading.probes for reading in leaking),
+        "requests": round(rise(_REQUESTS)) if hits else sum(reading.probes for reading in leaking),
+        "lost_hit_rate": rise(_LOST) / asked if asked and window.series(_LOST) else None,
     }

@@ -49,3 +49,22 @@ def test_a_leaking_round_fires_the_alert_and_a_clean_one_ends_it(
         assert "1 answer with another session's text in 40 probes" in reading(store).summary
     finally:
         monitor.stop()
+
+
+def test_a_counter_that_grows_fires_at_once_and_a_drill_soon_forgets_it(
+    store: Store, engine: Any, wait_until: Callable[..., None]
+) -> None:
+    engine.values["kvoncall:isolation_breaches_total"] = 5.0  # an old one
+    store.targets.upsert("t", url=engine.url, kind="drill", scrape_interval_s=0.1, time_scale=0.01)
+    monitor = Monitor(store, tick_s=0.05, lease_ttl_s=30.0)
+    monitor.start()
+    try:
+        wait_until(lambda: reading(store) is not None and reading(store).verdict == "ok", "a clean reading")
+        engine.values["kvoncall:isolation_breaches_total"] = 7.0
+        wait_until(lambda: firing(store) == {RULE}, "the alert")
+        wait_until(lambda: not store.alerts.active("t"), "its end, when the window has passed")
+    finally:
+        monitor.stop()
+    (alert,) = store.alerts.history()
+    assert (alert.rule, alert.value) == (RULE, 2.0)
+    assert "2 blocks of another identity served" in alert.summary

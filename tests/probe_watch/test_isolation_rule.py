@@ -43,7 +43,7 @@ def test_one_hit_on_anothers_block_is_a_breach_and_says_whose() -> None:
     outcome = read([up(998), counter(998, 3), counter(999, 4), counter(1_000, 4), counter(1_000, 0, "adapter")])
     assert (outcome.verdict, outcome.value) == ("breach", 1.0)
     assert outcome.summary == (
-        "Prefix cache serves one customer's context to another: blocks of another tenant or session served: 1 hit"
+        "Prefix cache serves one customer's context to another: 1 block of another tenant or session served"
     )
     assert outcome.coverage == "1 of 1 engine counting breaches, 600 s; no isolation probe ran in the last 24 h"
 
@@ -53,11 +53,11 @@ def test_kinds_add_up_over_engines_and_each_is_named() -> None:
     outcome = read([counter(at, at - 998 + i * (at - 998), k) for at in (998, 1_000) for i, k in enumerate(kinds)])
     assert outcome.value == 2 + 4 + 6 + 8 + 10
     for words in (
-        "another tenant or session served: 2 hits",
-        "another adapter served: 4 hits",
-        "another image served: 6 hits",
-        "other weights served: 8 hits",
-        "another text served: 10 hits",
+        "2 blocks of another tenant or session served",
+        "4 blocks of another adapter served",
+        "6 blocks of another image served",
+        "8 blocks of other weights served",
+        "10 blocks of another text served",
     ):
         assert words in outcome.summary
 
