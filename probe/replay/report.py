@@ -129,7 +129,7 @@ def _isolation(isolation: Mapping[str, Any] | None) -> dict[str, Any]:
     """The figures of an attack that stand in one row, with the first thing it got."""
     if isolation is None:
         return {}
-    first = next(iter(isolation["examples"]), {})
+    first: Mapping[str, Any] = next(iter(isolation["examples"]), {})
     return {
         "cross_session_requests": isolation["requests"],
         "breaches": isolation["breaches"],

@@ -14,6 +14,7 @@ from probe.replay.observation import Check, Observation
 from probe.replay.scenarios.eviction_storm import EvictionStorm
 from probe.replay.scenarios.int4_degradation import MODELS, Int4Degradation
 from probe.replay.scenarios.oom import OutOfMemory
+from probe.replay.scenarios.prefix_collision import ATTACKS, PrefixCollision
 
 
 class ReplayError(RuntimeError):
@@ -58,11 +59,12 @@ class Scenario(Protocol):
 
 
 SCENARIOS: dict[str, Scenario] = {
-    scenario.id: scenario for scenario in (EvictionStorm(), Int4Degradation(), OutOfMemory())
+    scenario.id: scenario for scenario in (EvictionStorm(), Int4Degradation(), OutOfMemory(), PrefixCollision())
 }
 # Forms of one incident; the scenario itself is the first.
 VARIANTS: dict[str, dict[str, Scenario]] = {
-    Int4Degradation.id: {variant: Int4Degradation(variant) for variant in MODELS}
+    Int4Degradation.id: {variant: Int4Degradation(variant) for variant in MODELS},
+    PrefixCollision.id: {variant: PrefixCollision(variant) for variant in ATTACKS},
 }
 
 

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from probe.isolation.client import Answer, Caller, IsolationClient
@@ -19,6 +20,7 @@ CONCURRENCY = 32
 WAVE = 50  # victims whose blocks are cached at the same time
 
 Prompt = str | list[int] | list[dict[str, Any]]
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -56,7 +58,11 @@ class Tally:
     asked_tokens: int = 0  # of follow-ups, in their prompts
     hit_tokens: int = 0
     examples: list[dict[str, Any]] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)  # what a variant measured besides
+
+    def count_own(self, answer: Answer) -> None:
+        """Books a session's own next turn."""
+        self.asked_tokens += answer.prompt_tokens or 0
+        self.hit_tokens += answer.cached_tokens or 0
 
     def legit_rate(self) -> float | None:
         """Share of a session's own follow-up tokens that came from the cache."""
@@ -75,6 +81,9 @@ class Attack(Protocol):
     async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
         """Makes `requests` cross-session requests and judges each."""
 
+    async def besides(self, client: IsolationClient) -> dict[str, Any]:
+        """What else the variant measures in a phase, JSON-ready."""
+
 
 class CaseAttack:
     """An attack made of independent cases, in waves so that a victim's blocks are still there."""
@@ -90,21 +99,21 @@ class CaseAttack:
         """A breach in a sentence; answers: the victim's, the attacker's, and that of a cold run."""
         raise NotImplementedError
 
+    async def besides(self, _: IsolationClient) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
     async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
         """Victims of a wave, then its attackers, then the victims' own next turns."""
         cases = self.cases(requests, rng)[:requests]
         for start in range(0, len(cases), WAVE):
             wave = cases[start : start + WAVE]
-            told = await gather([lambda ask=case.victim: send(client, ask) for case in wave])
+            told = await each([case.victim for case in wave], partial(send, client))
             await self.between(client)
-            await gather([
-                lambda case=case, first=first: self._judge(client, case, first, tally)
-                for case, first in zip(wave, told, strict=True)
-            ])  # fmt: skip
+            await each(list(zip(wave, told, strict=True)), lambda pair: self._judge(client, *pair, tally))
             own = [case.follow_up for case in wave if case.follow_up is not None]
-            for answer in await gather([lambda ask=ask: send(client, ask) for ask in own]):
-                tally.asked_tokens += answer.prompt_tokens or 0
-                tally.hit_tokens += answer.cached_tokens or 0
+            for answer in await each(own, partial(send, client)):
+                tally.count_own(answer)
 
     async def _judge(self, client: IsolationClient, case: Case, told: Answer, tally: Tally) -> None:
         answer = await send(client, case.attacker)
@@ -137,16 +146,16 @@ async def send(client: IsolationClient, ask: Ask) -> Answer:
     return await client.ask(ask.prompt, ask.caller, max_tokens=4, model=ask.model)
 
 
-async def gather(jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The jobs' results in order, at most CONCURRENCY at a time; the first error ends them all."""
+async def each(items: Sequence[S], job: Callable[[S], Awaitable[T]]) -> list[T]:
+    """The job's result for each item, in order, at most CONCURRENCY at a time; the first error ends them all."""
     room = asyncio.Semaphore(CONCURRENCY)
 
-    async def run(job: Callable[[], Awaitable[T]]) -> T:
+    async def run(item: S) -> T:
         async with room:
-            return await job()
+            return await job(item)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(run(job)) for job in jobs]
+        tasks = [group.create_task(run(item)) for item in items]
     return [task.result() for task in tasks]
 
 

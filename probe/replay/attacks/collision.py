@@ -71,22 +71,23 @@ class Collision(CaseAttack):
         victims: dict[bytes, list[Fact]] = {}
         for _ in range(VICTIMS_PER_PAIR * count):
             facts = draw_facts(rng, FACTS, (key, rng.choice(VALUES)))
-            victims[self._name_of(facts)] = facts
+            victims[self.name_of(facts)] = facts
         found: list[tuple[list[Fact], list[Fact]]] = []
         while True:
             base = draw_facts(rng, FACTS - 1, (key, rng.choice(VALUES)))
             right = dict(base)[key]
             start = [self._bos, *self._tokens(base)]
             for last in rng.sample(self._last_facts, TRIES_PER_BASE):
-                facts = victims.get(self._name([*start, *self._tokens([last])]))
-                if facts is None or dict(facts)[key] == right or last[0] in dict(base):
+                name = self._name([*start, *self._tokens([last])])
+                if name not in victims or dict(victims[name])[key] == right or last[0] in dict(base):
                     continue
-                del victims[self._name_of(facts)]
+                facts = victims.pop(name)
                 found.append((facts, [*base, last]))
                 if len(found) == count:
                     return found
 
-    def _name_of(self, facts: Sequence[Fact]) -> bytes:
+    def name_of(self, facts: Sequence[Fact]) -> bytes:
+        """The name of the block that <bos> and five facts fill."""
         return self._name([self._bos, *self._tokens(facts)])
 
     def _tokens(self, facts: Sequence[Fact]) -> list[int]:

@@ -7,16 +7,24 @@ into each other's last block and go on from each other's text.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 from probe.isolation.client import Caller, IsolationClient
-from probe.replay.attacks.attack import Tally, gather, nobody, session, spans
+from probe.replay.attacks.attack import Tally, each, nobody, session, spans
 from probe.replay.attacks.facts import draw_facts, next_turn, told
 
 CHOICES = 5
 FACTS = 8  # 25 tokens with <bos>: a full block and nine tokens of the next
 MOST_TOKENS = 12
 ROUNDS = 10  # requests at a time: each is asked alone as well
+
+
+@dataclass(frozen=True)
+class _Asked:
+    prompt: str
+    seed: int
+    caller: Caller
 
 
 class SharedPartialBlock:
@@ -30,17 +38,17 @@ class SharedPartialBlock:
 
     async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
         """Requests of CHOICES choices; every choice but the first is compared with itself alone."""
-        asked = [
-            (told(draw_facts(rng, FACTS)), rng.randrange(2**31), number)
-            for number in range(-(-requests // (CHOICES - 1)))
-        ]
+        count = -(-requests // (CHOICES - 1))
+        asked = [_Asked(told(draw_facts(rng, FACTS)), rng.randrange(2**31), session(f"p{n}")) for n in range(count)]
         for start in range(0, len(asked), ROUNDS):
-            await gather(
-                [lambda each=each: self._compare(client, *each, tally) for each in asked[start : start + ROUNDS]]
-            )
+            await each(asked[start : start + ROUNDS], lambda one: self._compare(client, one, tally))
 
-    async def _compare(self, client: IsolationClient, prompt: str, seed: int, number: int, tally: Tally) -> None:
-        caller = session(f"p{number}")
+    async def besides(self, _: IsolationClient) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    async def _compare(self, client: IsolationClient, asked: _Asked, tally: Tally) -> None:
+        prompt, seed, caller = asked.prompt, asked.seed, asked.caller
         together = await self._ask(client, prompt, caller, seed, CHOICES)
         for index in range(1, CHOICES):
             tally.requests += 1
@@ -56,9 +64,7 @@ class SharedPartialBlock:
             if len(tally.examples) < 3:
                 tally.examples.append(_example(prompt, together, index, alone, caller))
         later = next_turn(prompt, together[0], prompt[:2])
-        answer = await client.ask(later, caller, max_tokens=1)
-        tally.asked_tokens += answer.prompt_tokens or 0
-        tally.hit_tokens += answer.cached_tokens or 0
+        tally.count_own(await client.ask(later, caller, max_tokens=1))
 
     @staticmethod
     async def _ask(client: IsolationClient, prompt: str, caller: Caller, seed: int, n: int) -> tuple[str, ...]:

@@ -7,12 +7,13 @@ A cache shared by everybody answers sooner what somebody has asked before, and s
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from engine.testbed.tasks import KEYS
 from probe.isolation.client import Answer, IsolationClient
 from probe.isolation.side_channel import SideChannelOptions, probe_ttft
-from probe.replay.attacks.attack import WAVE, Ask, Tally, gather, send, session
+from probe.replay.attacks.attack import WAVE, Ask, Tally, each, send, session
 from probe.replay.attacks.facts import draw_facts, next_turn, question, told
 
 FACTS = 21  # 64 tokens: four whole blocks
@@ -29,27 +30,25 @@ class TimingSideChannel:
         return []
 
     async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
-        """Guesses that are right, each made by a session that never asked before; then the clock alone."""
+        """Guesses that are right, each made by a session that never asked before."""
         for start in range(0, requests, WAVE):
-            numbers = range(start, min(start + WAVE, requests))
-            texts = {number: told(draw_facts(rng, FACTS)) for number in numbers}
-            victims = {
-                n: Ask(f"{t}{question(t[:2])}", f"{t}{question(t[:2])}", session(f"a{n}")) for n, t in texts.items()
-            }
-            told_to = await gather([lambda ask=ask: send(client, ask) for ask in victims.values()])
-            guesses = {n: Ask(ask.text, ask.prompt, session(f"b{n}")) for n, ask in victims.items()}
-            answers = await gather([lambda ask=ask: send(client, ask) for ask in guesses.values()])
-            for victim, guess, first, answer in zip(victims.values(), guesses.values(), told_to, answers, strict=True):
-                self._judge(victim, guess, first, answer, tally)
+            texts = [told(draw_facts(rng, FACTS)) for _ in range(min(WAVE, requests - start))]
+            asked = [text + question(text[:2]) for text in texts]
+            victims = [Ask(text, text, session(f"a{start + i}")) for i, text in enumerate(asked)]
+            guesses = [Ask(text, text, session(f"b{start + i}")) for i, text in enumerate(asked)]
+            first = await each(victims, partial(send, client))
+            answers = await each(guesses, partial(send, client))
+            for case in zip(victims, guesses, first, answers, strict=True):
+                self._judge(*case, tally)
             later = [
-                Ask("", next_turn(ask.text, answer.text, rng.choice(KEYS)), ask.caller)
-                for ask, answer in zip(victims.values(), told_to, strict=True)
+                replace(v, prompt=next_turn(v.text, a.text, v.text[:2])) for v, a in zip(victims, first, strict=True)
             ]
-            for answer in await gather([lambda ask=ask: send(client, ask) for ask in later]):
-                tally.asked_tokens += answer.prompt_tokens or 0
-                tally.hit_tokens += answer.cached_tokens or 0
-        result = await probe_ttft(client, SideChannelOptions(pairs=TIMED), rng)
-        tally.extra["ttft"] = result.to_dict()
+            for answer in await each(later, partial(send, client)):
+                tally.count_own(answer)
+
+    async def besides(self, client: IsolationClient) -> dict[str, Any]:
+        """What the clock alone tells."""
+        return {"ttft": (await probe_ttft(client, SideChannelOptions(pairs=TIMED))).to_dict()}
 
     @staticmethod
     def _judge(victim: Ask, guess: Ask, first: Answer, answer: Answer, tally: Tally) -> None:

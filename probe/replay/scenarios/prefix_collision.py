@@ -94,9 +94,17 @@ class PrefixCollision:
         """The same attack finds nothing, sharing within the scope still hits, and the alert resolved."""
         seen = after.isolation or {}
         rate = seen["legit"]["rate"] or 0.0
+        ttft = seen.get("ttft")
+        clock = [] if ttft is None else [_silent_clock(ttft)]
         return [
             Check("no breach", seen["breaches"] == 0, f"{seen['breaches']} of {seen['requests']}", "0 breaches"),
             Check("enough requests to say so", seen["requests"] >= self.after, seen["requests"], f">= {self.after}"),
+            *clock,
             Check("own prefixes still hit", rate > 0, f"{rate:.0%} of the tokens of next turns", "> 0%"),
             alert_resolved(after, self.rule),
         ]
+
+
+def _silent_clock(ttft: Mapping[str, Any]) -> Check:
+    """Whether the time to the first token still tells who asked what."""
+    return Check("first tokens tell nothing", ttft["verdict"] != "leak shown", ttft["sentence"], "no leak shown")
