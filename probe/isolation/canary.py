@@ -69,7 +69,7 @@ async def run(round_: Round) -> list[CheckResult]:
 
 
 async def _probe(round_: Round, a: Caller, b: Caller, logprobs: int | None) -> Probe:
-    twin = make_twins(round_.setting.kind, round_.fresh(round_.name))
+    twin = make_twins(round_.setting.kind, round_.fresh(round_.name), round_.setting.facts)
 
     async def ask(prompt: str, caller: Caller) -> Answer:
         return await round_.client.ask(round_.said(prompt), caller, max_tokens=twin.max_tokens, logprobs=logprobs)

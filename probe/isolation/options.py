@@ -21,7 +21,9 @@ TAIL_TOKENS = 16  # what an asker adds to a prefix
 HIT_SHARE = 0.25  # of a prefix; a chat template's few shared tokens are no hit
 _CANARY_REQUESTS = 6
 _SALT_REQUESTS = 5
-_CANARY_TOKENS = {"testbed": 3 * FACTS + 10, "plain": 14 * FACTS + 80}
+_FACT_TOKENS = {"testbed": 3, "plain": 16}  # at most, whatever the tokenizer
+_OTHER_TOKENS = {"testbed": 16, "plain": 100}  # of a twin prompt: question, instruction, example, chat template
+_FEWEST_FACTS = 8
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ class IsolationOptions:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the checks must know of the server: language of the twins, vocabulary (None: prompts are text)."""
+    """What the checks must know of the server: language and size of the twins, vocabulary (None: prompts are text)."""
 
     kind: Kind
     prefix_tokens: int
     vocab_size: int | None = None
+    facts: int = FACTS
 
 
 def is_hit(cached_tokens: int, of_new: int, prefix_tokens: int) -> bool:
@@ -114,14 +117,25 @@ def fitted_prefix(options: IsolationOptions, max_model_len: int | None) -> int:
     return prefix
 
 
-def plan_budget(options: IsolationOptions, kind: Kind = "plain", prefix_tokens: int | None = None) -> Budget:
-    """The most a round may send: every extension taken, every suspicion followed up."""
-    prefix = prefix_tokens or fitted_prefix(options, None)
+def fitted_facts(kind: Kind, max_model_len: int | None) -> int:
+    """Facts of a twin prompt in this context; raises `ProbeError` where too few fit."""
+    if max_model_len is None:
+        return FACTS
+    facts = (max_model_len - ANSWER_TOKENS[kind] - _OTHER_TOKENS[kind]) // _FACT_TOKENS[kind]
+    if facts < _FEWEST_FACTS:
+        raise ProbeError(f"a context of {max_model_len} tokens is too short for twin prompts")
+    return min(FACTS, facts)
+
+
+def plan_budget(options: IsolationOptions, setting: Setting | None = None) -> Budget:
+    """The most a round may send: every extension taken, every suspicion followed up. `setting` None: any."""
+    setting = setting or Setting("plain", fitted_prefix(options, None))
+    kind = setting.kind
     by_check: dict[str, int] = {}
     tokens = generated = 0
     if "leak-canary" in options.checks:
         by_check["leak-canary"] = _CANARY_REQUESTS * options.probes
-        tokens += by_check["leak-canary"] * _CANARY_TOKENS[kind]
+        tokens += by_check["leak-canary"] * (setting.facts * _FACT_TOKENS[kind] + _OTHER_TOKENS[kind])
         generated += by_check["leak-canary"] * ANSWER_TOKENS[kind]
     if "side-channel" in options.checks:
         pairs = 2 * options.probes
@@ -130,4 +144,6 @@ def plan_budget(options: IsolationOptions, kind: Kind = "plain", prefix_tokens: 
         by_check["cache-salt"] = _SALT_REQUESTS * options.salt_trials(by_tokens=False)
     of_prefixes = by_check.get("side-channel", 0) + by_check.get("cache-salt", 0)
     requests = sum(by_check.values()) + 1  # one that tells how long a word is
-    return Budget(requests, tokens + of_prefixes * (prefix + TAIL_TOKENS), generated + of_prefixes, by_check)
+    return Budget(
+        requests, tokens + of_prefixes * (setting.prefix_tokens + TAIL_TOKENS), generated + of_prefixes, by_check
+    )

@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from probe.isolation import canary, salt, side_channel
 from probe.isolation.client import IsolationClient, ProbeError
-from probe.isolation.options import IsolationOptions, Setting, fitted_prefix, plan_budget
+from probe.isolation.options import IsolationOptions, Setting, fitted_facts, fitted_prefix, plan_budget
 from probe.isolation.result import CheckResult, IsolationResult, conclude
 from probe.isolation.round import Progress, Round
+from probe.isolation.twins import Kind
 from probe.quality.client import EndpointDown, EndpointRefused, QualityClient
 from probe.quality.server import Server, describe
 
@@ -57,11 +58,13 @@ async def _carry_out(
     started_at = time.time()
     base_url = base_url.rstrip("/").removesuffix("/metrics")  # a target's address may be that of its metrics
     server = await _look(base_url, api_key)
+    if model is not None:
+        server = replace(server, model=model)
     setting = _setting(server, options)
-    budget = plan_budget(options, setting.kind, setting.prefix_tokens)
+    budget = plan_budget(options, setting)
     client = IsolationClient(
         base_url,
-        model or server.model,
+        server.model,
         api_key=api_key,
         timeout_s=options.timeout_s,
         request_limit=budget.requests,
@@ -101,12 +104,13 @@ async def _look(base_url: str, api_key: str | None) -> Server:
 
 
 def _setting(server: Server, options: IsolationOptions) -> Setting:
-    prefix = fitted_prefix(options, server.max_model_len)
+    kind: Kind = "testbed" if server.suite_kind == "testbed" else "plain"
     vocab_size = (server.facts.get("dims") or {}).get("vocab_size")
     return Setting(
-        "testbed" if server.suite_kind == "testbed" else "plain",
-        prefix,
+        kind,
+        fitted_prefix(options, server.max_model_len),
         vocab_size if isinstance(vocab_size, int) and not options.chat else None,
+        fitted_facts(kind, server.max_model_len),
     )
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from engine.testbed.tasks import split_tokens
 from probe.isolation import canary, salt, side_channel
-from probe.isolation.client import Caller
-from probe.isolation.options import plan_budget
+from probe.isolation.client import Caller, ProbeError
+from probe.isolation.options import IsolationOptions, fitted_facts, fitted_prefix, plan_budget
 from probe.isolation.result import CheckResult, conclude
 from probe.isolation.round import Round
+from probe.isolation.twins import make_twins
 
 Rounds = Callable[..., Round]
 
@@ -248,7 +250,7 @@ def test_a_round_stays_within_its_budget(cache: Any, make_round: Rounds, leaks: 
     cache.leaks, cache.tells, cache.noise_s = leaks, False, 100.0  # every suspicion, every extension
     round_ = make_round(probes=10)
     asyncio.run(canary.run(round_))
-    budget = plan_budget(round_.options, "testbed", 64)
+    budget = plan_budget(round_.options, round_.setting)
     assert round_.client.requests_sent <= budget.by_check["leak-canary"]
     before = round_.client.requests_sent
     side(round_)
@@ -259,3 +261,14 @@ def test_a_round_stays_within_its_budget(cache: Any, make_round: Rounds, leaks: 
     client: Any = round_.client
     words = sum(len(text.split()) if not text.endswith(">") else 150 for text, _ in client.asked)
     assert words <= budget.prompt_tokens
+
+
+def test_prompts_fit_the_context() -> None:
+    options = IsolationOptions()
+    assert [fitted_prefix(options, length) for length in (None, 4096, 512)] == [1024, 1024, 256]
+    assert (fitted_facts("testbed", 2048), fitted_facts("plain", None)) == (48, 48)
+    assert len(split_tokens(make_twins("testbed", 1, fitted_facts("testbed", 128)).control_b)) < 128 - 4
+    with pytest.raises(ProbeError, match="too short for this probe"):
+        fitted_prefix(options, 100)
+    with pytest.raises(ProbeError, match="too short for twin prompts"):
+        fitted_facts("plain", 200)
