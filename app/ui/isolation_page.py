@@ -103,6 +103,8 @@ def show_cache(name: str) -> None:
         return
     show_price(engine)
     st.markdown("**Prefix tree**")
+    if tree.get("public_prefixes") is not None:
+        st.caption(f"Prefixes the operator registered as public: {words.count(tree['public_prefixes'])}.")
     show_tree(tree)
     st.caption(
         "An owner is a keyed hash of who sent the requests, never the id itself. "

@@ -21,6 +21,7 @@ WHOSE = {
     "shared": "shared: computed for another owner",
     "public": "public: of a prefix the operator registered for everybody",
 }
+OWNERS_SHOWN = 8
 FLAGS = ("--prefix-cache-scope", "--prefix-caching-hash-algo", "--prefix-cache-ttl", "--prefix-cache-verify")
 
 HIT_RATE = "prefix_hits_total / prefix_queries_total since the engine started."
@@ -100,8 +101,11 @@ def by_scope(stats: Stats) -> list[dict[str, object]]:
 
 
 def by_owner(stats: Stats) -> list[dict[str, object]]:
-    """Blocks each owner's label has in the cache, most first."""
+    """Blocks each owner's label has in the cache, most first, the small ones in one row."""
     found = {str(owner): int(n) for owner, n in (stats.get("cached_blocks_by_owner") or {}).items()}
     total = sum(found.values())
     ranked = sorted(found.items(), key=lambda pair: (pair[0] == "other", -pair[1]))
-    return [{"owner": owner or "unnamed", "blocks": words.count(n), "share": share(n, total)} for owner, n in ranked]
+    shown, rest = ranked[:OWNERS_SHOWN], ranked[OWNERS_SHOWN:]
+    if rest:
+        shown.append(("all others", sum(n for _, n in rest)))
+    return [{"owner": owner or "unnamed", "blocks": words.count(n), "share": share(n, total)} for owner, n in shown]

@@ -6,13 +6,13 @@ is one that several callers were served from. No Streamlit here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app.ui import words
 
-NODES_SHOWN = 40
+NODES_SHOWN = 30
 OWNERS_SHOWN = 3
 Node = Mapping[str, Any]
 _SHARED, _PUBLIC = "orange", "blue"
@@ -62,12 +62,12 @@ def summary(tree: Mapping[str, Any]) -> Summary:
 
 
 def branches(nodes: Sequence[Node], limit: int = NODES_SHOWN) -> list[Branch]:
-    """At most `limit` nodes, those with the most blocks at and below them, depth first, the larger before the smaller.
+    """At most `limit` nodes, depth first: those that lead to shared blocks, then those that lead to many.
 
     A node whose parent was not sent stands at the top.
     """
-    weight = weights(nodes)
-    heaviest = sorted(nodes, key=lambda node: -weight[node["id"]])[:limit]
+    shared, weight = weights(nodes, is_shared), weights(nodes)
+    heaviest = sorted(nodes, key=lambda node: (-shared[node["id"]], -weight[node["id"]]))[:limit]
     kept = {node["id"] for node in heaviest}
     children: dict[str | None, list[Node]] = {}
     for node in heaviest:
@@ -86,9 +86,9 @@ def branches(nodes: Sequence[Node], limit: int = NODES_SHOWN) -> list[Branch]:
     return out
 
 
-def weights(nodes: Sequence[Node]) -> dict[str, int]:
-    """Blocks at and below each node."""
-    weight = {str(node["id"]): int(node["num_blocks"]) for node in nodes}
+def weights(nodes: Sequence[Node], counts: Callable[[Node], bool] = lambda _: True) -> dict[str, int]:
+    """Blocks at and below each node, of the nodes that count. A parent has no less than any child of it."""
+    weight = {str(node["id"]): int(node["num_blocks"]) if counts(node) else 0 for node in nodes}
     for node in reversed(nodes):
         parent = node.get("parent")
         if parent in weight:
@@ -132,8 +132,8 @@ def said(tree: Mapping[str, Any], shown: int) -> str:
     """The tree in a sentence or two, and how much of it is drawn."""
     found = summary(tree)
     text = (
-        f"Blocks cached: {found.blocks}, {words.size(found.size)}; served to more than one owner: "
-        f"{found.shared_blocks}; public: {found.public_blocks}."
+        f"Blocks cached: {words.count(found.blocks)}, {words.size(found.size)}; served to more than one owner: "
+        f"{words.count(found.shared_blocks)}; public: {words.count(found.public_blocks)}."
     )
     missing = found.nodes + found.truncated - shown
-    return f"{text} The {shown} largest nodes are drawn, {missing} more are not." if missing > 0 else text
+    return f"{text} {shown} nodes are drawn, shared and large ones first; {missing} are not." if missing > 0 else text

@@ -238,6 +238,9 @@ def test_what_was_not_counted_is_not_a_zero() -> None:
     assert share(0, 0) == "no data"
     assert by_scope({"prefix_hits_by_scope": {"own": 3}, "prefix_queries_total": 0})[0]["of all looked up"] == "no data"
     assert by_owner({}) == []
+    rows = by_owner({"cached_blocks_by_owner": {**{str(i): 100 - i for i in range(12)}, "other": 500}})
+    assert rows[-1] == {"owner": "all others", "blocks": "862", "share": "52.8%"}
+    assert len(rows) == 9
     assert effect({"check": "leak-canary"}) == "—"
     assert p_value(None) == "—"
     assert p_value(0.25) == "0.2500"

@@ -127,8 +127,13 @@ def test_a_tree_too_large_keeps_its_largest_nodes_and_their_parents() -> None:
     found = [branch.node["id"] for branch in prefix_tree.branches(NODES, limit=3)]
     assert found == ["root", "large", "other"]
     text = prefix_tree.said({"nodes": NODES, "num_cached_blocks": 40, "bytes": 40960, "truncated": 7}, shown=3)
-    assert text.endswith("The 3 largest nodes are drawn, 10 more are not.")
+    assert text.endswith("3 nodes are drawn, shared and large ones first; 10 are not.")
     assert "served to more than one owner: 2; public: 5." in text
+
+
+def test_a_small_shared_node_is_drawn_before_large_ones() -> None:
+    nodes = [*NODES, node("deep", "leaf", 1, "a", "b"), node("huge", None, 99, "a")]
+    assert [branch.node["id"] for branch in prefix_tree.branches(nodes, limit=4)] == ["root", "large", "leaf", "deep"]
 
 
 def test_a_chain_deeper_than_the_recursion_limit_is_drawn() -> None:
