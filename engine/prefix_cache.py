@@ -64,6 +64,40 @@ class CachedPrefix:
             self.users = (*self.users, owner)
 
 
+class _Table:
+    """Hash -> the blocks that have it, oldest first.
+
+    Nearly always it is one block, which is kept without a list around it: lists would be a tenth of the bookkeeping.
+    """
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, Block | list[Block]] = {}
+
+    def get(self, name: bytes) -> Sequence[Block]:
+        found = self._found.get(name)
+        if found is None:
+            return ()
+        return found if isinstance(found, list) else (found,)
+
+    def add(self, name: bytes, block: Block) -> None:
+        found = self._found.setdefault(name, block)
+        if found is not block:
+            self._found[name] = [*found, block] if isinstance(found, list) else [found, block]
+
+    def remove(self, name: bytes, block: Block) -> None:
+        found = self._found[name]
+        if isinstance(found, list):
+            left = [other for other in found if other is not block]
+            self._found[name] = left if len(left) > 1 else left[0]
+        else:
+            del self._found[name]
+
+    def clear(self) -> None:
+        self._found.clear()
+
+
 class PrefixIndex:
     """Cached blocks by hash and by content, and how many each owner has.
 
@@ -74,33 +108,35 @@ class PrefixIndex:
     __slots__ = ("_by_content", "_by_hash", "_num_blocks_of")
 
     def __init__(self) -> None:
-        self._by_hash: dict[bytes, list[Block]] = {}
-        self._by_content: dict[bytes, list[Block]] = {}  # of blocks whose hash is not already that of their content
+        self._by_hash = _Table()
+        self._by_content = _Table()  # of blocks whose hash is not already that of their content
         self._num_blocks_of: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_hash.values()))
+        return sum(self._num_blocks_of.values())
 
     def copies(self, block_hash: bytes) -> Sequence[Block]:
         """The blocks of this name, oldest first."""
-        return self._by_hash.get(block_hash, ())
+        return self._by_hash.get(block_hash)
 
     def blocks_with_content(self, content_hash: bytes) -> list[Block]:
         """The blocks, in whatever namespace, that hold this content."""
-        return [*self._by_hash.get(content_hash, ()), *self._by_content.get(content_hash, ())]
+        return [*self._by_hash.get(content_hash), *self._by_content.get(content_hash)]
 
     def add(self, block: Block, cached: CachedPrefix) -> None:
-        self._by_hash.setdefault(cached.block_hash, []).append(block)
+        self._by_hash.add(cached.block_hash, block)
         if cached.content_hash and cached.content_hash != cached.block_hash:
-            self._by_content.setdefault(cached.content_hash, []).append(block)
+            self._by_content.add(cached.content_hash, block)
         self._num_blocks_of[cached.owner] = self._num_blocks_of.get(cached.owner, 0) + 1
 
     def remove(self, block: Block, cached: CachedPrefix) -> None:
-        _drop(self._by_hash, cached.block_hash, block)
+        self._by_hash.remove(cached.block_hash, block)
         if cached.content_hash and cached.content_hash != cached.block_hash:
-            _drop(self._by_content, cached.content_hash, block)
-        self._num_blocks_of[cached.owner] -= 1
-        if not self._num_blocks_of[cached.owner]:
+            self._by_content.remove(cached.content_hash, block)
+        left = self._num_blocks_of[cached.owner] - 1
+        if left:
+            self._num_blocks_of[cached.owner] = left
+        else:
             del self._num_blocks_of[cached.owner]
 
     def clear(self) -> None:
@@ -117,13 +153,6 @@ class PrefixIndex:
         if len(ranked) > MAX_OWNERS:
             named["other"] = sum(count for _, count in ranked[MAX_OWNERS:])
         return named
-
-
-def _drop(index: dict[bytes, list[Block]], name: bytes, block: Block) -> None:
-    copies = index[name]
-    copies.remove(block)
-    if not copies:
-        del index[name]
 
 
 class RecentEvictions:

@@ -20,70 +20,19 @@ import time
 from bisect import insort, insort_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from engine.block_pool import Block
 from engine.config import ConfigError, EngineConfig
-from engine.forks import BlockCopy, Fork, ParkedForks
+from engine.forks import Fork, ParkedForks
 from engine.kv_cache_manager import KVCacheManager
 from engine.request import Request, RequestStatus
+from engine.scheduler_output import ScheduledRequest, SchedulerOutput, SchedulerStats
+
+__all__ = ["QueueFull", "ScheduledRequest", "Scheduler", "SchedulerOutput", "SchedulerStats"]
 
 
 class QueueFull(RuntimeError):  # noqa: N818 - a state of the engine the client can wait out, not a fault
     """More requests wait than `--max-num-queued-reqs` allows."""
-
-
-@dataclass(slots=True)
-class ScheduledRequest:
-    """A request's part in one step: tokens [num_computed_tokens, num_computed_tokens + num_scheduled_tokens)."""
-
-    request: Request
-    num_scheduled_tokens: int
-    num_computed_tokens: int  # before the step
-    samples: bool  # False for a chunk that does not reach the request's last token
-
-
-@dataclass(slots=True)
-class SchedulerOutput:
-    """One step: requests with one token to compute first, then chunks; both in scheduling order.
-
-    block_copies: content to copy between blocks before the step is computed.
-    """
-
-    scheduled: list[ScheduledRequest] = field(default_factory=list)
-    num_scheduled_tokens: int = 0
-    preempted: list[Request] = field(default_factory=list)
-    block_copies: list[BlockCopy] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """State and totals since start. `kv_usage` 0..1; prefix figures in tokens; block_states in blocks.
-
-    The last group: see `engine.prefix_audit`. Breaches and expiries are blocks, refusals requests; forks are requests
-    that started from another's blocks, and fork copies the blocks copied for it.
-    """
-
-    running: int
-    waiting: int
-    kv_usage: float
-    preemptions_total: int
-    preempted_requests_total: int  # requests preempted at least once
-    evictions_total: int  # cached blocks dropped for new ones: normal life of an LRU cache
-    evicted_before_reuse_total: int  # blocks asked for again soon after: see record_first_admission
-    prefix_queries_total: int
-    prefix_hits_total: int
-    block_states: dict[str, int]
-
-    prefix_hits_by_scope: dict[str, int] = field(default_factory=dict)
-    prefix_hits_lost_total: int = 0
-    isolation_breaches: dict[str, int] = field(default_factory=dict)
-    prefix_hits_refused: dict[str, int] = field(default_factory=dict)
-    prefix_expired_total: int = 0
-    cached_blocks_by_owner: dict[str, int] = field(default_factory=dict)
-    forks_total: int = 0
-    fork_copies_total: int = 0
-    weights_version: int = 0
 
 
 class Scheduler:
@@ -208,30 +157,14 @@ class Scheduler:
         return preempted
 
     def stats(self) -> SchedulerStats:
-        manager = self.kv_cache_manager
-        manager.sweep_expired()
-        pool = manager.block_pool
-        prefix = manager.prefix_stats
-        return SchedulerStats(
+        """State and totals; blocks whose time to live is over are emptied first."""
+        self.kv_cache_manager.sweep_expired()
+        return SchedulerStats.of(
+            self.kv_cache_manager,
             running=len(self.running),
             waiting=self.num_waiting,
-            kv_usage=pool.usage,
             preemptions_total=self.preemptions_total,
             preempted_requests_total=self.preempted_requests_total,
-            evictions_total=pool.evictions_total,
-            evicted_before_reuse_total=manager.evicted_before_reuse_total,
-            prefix_queries_total=prefix.queries,
-            prefix_hits_total=prefix.hits,
-            block_states=pool.block_states(),
-            prefix_hits_by_scope=dict(prefix.hits_by_scope),
-            prefix_hits_lost_total=prefix.hits_lost,
-            isolation_breaches=dict(prefix.breaches),
-            prefix_hits_refused=dict(prefix.refused),
-            prefix_expired_total=pool.expired_total,
-            cached_blocks_by_owner=pool.index.num_blocks_by_owner(),
-            forks_total=manager.forks_total,
-            fork_copies_total=manager.fork_copies_total,
-            weights_version=manager.weights_version,
         )
 
     def schedule(self) -> SchedulerOutput:
@@ -301,6 +234,7 @@ class Scheduler:
         """Appends running requests to `entries` and victims to `preempted`; returns the budget that is left."""
         running = self.running
         allocate_slots = self.kv_cache_manager.allocate_slots
+        block_size = self.kv_cache_manager.block_size
         chunk_limit = self._chunk_limit()
         index = 0
         while index < len(running) and budget > 0:
@@ -308,7 +242,8 @@ class Scheduler:
             num_computed = request.num_computed_tokens
             num_left = len(request.all_token_ids) - num_computed
             num_new = 1 if num_left == 1 else min(num_left, budget, chunk_limit)
-            while not allocate_slots(request, num_new):
+            has_slot = num_new == 1 and num_computed % block_size  # it goes into a block that the request has begun
+            while not (has_slot or allocate_slots(request, num_new)):
                 victim = max(reversed(running), key=_priority_key) if self._by_priority else running[-1]
                 position = running.index(victim)
                 if position < index:  # only by priority: the victim has a place in this step already

@@ -67,7 +67,7 @@ def check_pool(pool: BlockPool, tables: Sequence[Sequence[int]]) -> None:
         if block.block_hash is not None:
             assert block in pool.index.copies(block.block_hash)
     num_cached = sum(block.block_hash is not None for block in blocks)
-    assert len(pool.index) == sum(pool.index.num_blocks_by_owner().values()) == num_cached
+    assert len(pool.index) == num_cached
     named = [block.block_hash is not None for block in free]
     assert named == sorted(named), "empty blocks are reused before cached ones"
     assert pool.free_queue.oldest is next((block for block in free if block.block_hash is not None), None)
