@@ -207,10 +207,9 @@ class BlockPool:
 
     def get_cached_block(self, block_hash: bytes) -> Block | None:
         """A block that holds the KV named `block_hash`, or `None`. Takes no reference: see `touch`."""
-        for block in self.index.copies(block_hash):
-            if self.ttl is None or not self.is_expired(block):
-                return block
-        return None
+        if self.ttl is None:
+            return self.index.first(block_hash)
+        return next((block for block in self.index.copies(block_hash) if not self.is_expired(block)), None)
 
     def is_expired(self, block: Block) -> bool:
         """Whether a cached block has been unused for the time to live."""

@@ -75,6 +75,11 @@ class _Table:
     def __init__(self) -> None:
         self._found: dict[bytes, Block | list[Block]] = {}
 
+    def first(self, name: bytes) -> Block | None:
+        """The oldest block of this name."""
+        found = self._found.get(name)
+        return found[0] if isinstance(found, list) else found
+
     def get(self, name: bytes) -> Sequence[Block]:
         found = self._found.get(name)
         if found is None:
@@ -114,6 +119,10 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return sum(self._num_blocks_of.values())
+
+    def first(self, block_hash: bytes) -> Block | None:
+        """The oldest block of this name."""
+        return self._by_hash.first(block_hash)
 
     def copies(self, block_hash: bytes) -> Sequence[Block]:
         """The blocks of this name, oldest first."""

@@ -30,8 +30,8 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall quality              what KV formats do to answers: accuracy, perplexity, agreement, canary, lm-eval
   kvoncall isolation            does the prefix cache of any OpenAI endpoint keep tenants apart? leaks and side channel
   kvoncall runbooks list|show   what to do about an alert
-  kvoncall bench WHAT           attention, decode, formats, scheduler, memory or all; aot: registers and spills of the
-                                kernels; recall: what each KV format still finds
+  kvoncall bench WHAT           attention, decode, formats, scheduler, prefix, memory or all; aot: registers and spills
+                                of the kernels; recall: what each KV format still finds
 
 `kvoncall COMMAND --help` tells more. Data lives in --data-dir, or KVONCALL_DATA, or the user's data folder.
 """
@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         "Measure speed and memory on this machine, as ratios taken in one run. `bench attention`, `aot` and `recall` "
         "have flags of their own: see `kvoncall bench attention --help`. Exits 1 when a kernel's result was wrong.",
     )
-    bench.add_argument("what", choices=("all", *KERNEL_BENCHES, "decode", "formats", "scheduler", "memory"))
+    bench.add_argument("what", choices=("all", *KERNEL_BENCHES, "decode", "formats", "scheduler", "prefix", "memory"))
     bench.add_argument("--json", action="store_true")
     bench.add_argument("--model", default="", metavar="DIR", help="model directory (default: the testbed model)")
     bench.add_argument(
@@ -212,6 +212,7 @@ def _isolation_options(parser: argparse.ArgumentParser) -> None:
     add("--salted", action="store_true", help="each tenant also sends a cache_salt of its own")
     add("--chat", action="store_true", help="ask through /v1/chat/completions")
     add("--prefix-tokens", type=int, metavar="N", help="length of prefixes (default: 1024, or half the context)")
+    add("--timeout", type=float, default=30.0, metavar="SECONDS", help="for one request")
     add("--api-key-env", metavar="NAME", help="environment variable that holds the server's API key")
     add("--json", action="store_true", help="print one JSON object")
     _data_dir(parser)

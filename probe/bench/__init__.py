@@ -12,7 +12,7 @@ Report = Callable[[str], None]
 
 
 def run_bench(what: str, *, model: str, against: str | None, report: Report) -> dict[str, dict[str, Any]]:
-    """Runs the benchmark `what` ("decode", "formats", "scheduler", "memory" or "all"); returns figures by benchmark.
+    """Runs the benchmark `what`, one of the names below or "all"; returns figures by benchmark.
 
     "all" includes attention, whose tables and flags `kvoncall bench attention` has.
     """
@@ -22,6 +22,10 @@ def run_bench(what: str, *, model: str, against: str | None, report: Report) -> 
 
         report("scheduler, block and prefix work of a step at 256 running sequences")
         results["scheduler"] = bench_step(num_seqs=256)
+    if what in ("prefix", "all"):
+        from probe.bench.prefix import bench_prefix
+
+        results["prefix"] = bench_prefix(report=report)
     if what == "all":
         from probe.bench.attention import bench_attention
 
