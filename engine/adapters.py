@@ -76,7 +76,7 @@ class AdapterStore:
         served = ServedAdapter(Adapter(name, self._num_versions), weights, path)
         self._served[name] = served
         log.info(
-            "adapter %s version %d loaded from %s: rank %d, %d bytes",
+            "adapter %s version %d loaded from %r: rank %d, %d bytes",
             name, served.adapter.version, path, weights.rank, weights.num_bytes,
         )  # fmt: skip
         return served

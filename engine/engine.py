@@ -154,8 +154,8 @@ class LLMEngine:
         self.model_path = model_path
         version = self.scheduler.kv_cache_manager.weights_version
         log.info(
-            "weights version %d, from %s, in %.2f s: %d requests are computed again",
-            version, model_path, time.monotonic() - started, len(preempted),
+            "weights version %d, from %r, in %.2f s: %d requests are computed again",
+            version, str(model_path), time.monotonic() - started, len(preempted),
         )  # fmt: skip
         return version
 

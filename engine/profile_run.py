@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.config import EngineConfig, ModelDims
 from engine.device import measure_activation_peak
 from engine.models.interface import CausalLM
+from engine.models.lora import LoRABatch
 from engine.request import SamplingParams
 from engine.runner import allocate_kv_caches, prompt_logprobs_rows
 from engine.sampler import Sampler, SamplingState, token_logprobs
@@ -34,7 +35,10 @@ def activation_peak_bytes(config: EngineConfig, model: CausalLM, dims: ModelDims
     @torch.inference_mode()
     def run(step: Step) -> None:
         input_ids, positions, metadata = _dummy_batch(step, config.block_size, model.device)
-        hidden = model.forward(input_ids, positions, caches, metadata)
+        lora = None
+        if config.enable_lora:
+            lora = LoRABatch.widest(dims, config.max_lora_rank, len(input_ids), model.dtype, model.device)
+        hidden = model.forward(input_ids, positions, caches, metadata, lora)
         judged = hidden[: prompt_logprobs_rows(dims.vocab_size)]
         token_logprobs(model.compute_logits(judged), [0] * len(judged), [1] * len(judged))
         last = metadata.query_start_loc[1:] - 1

@@ -48,13 +48,13 @@ async def list_public_prefixes(request: Request) -> Response:
     lengths = await serving.engine.call(lambda engine: engine.public_prefixes.lengths())
     block_size = serving.llm.plan.block_size
     shown = [{"num_tokens": length, "num_blocks": length // block_size} for length in lengths]
-    return JSONResponse({"prefixes": shown})
+    return JSONResponse({"prefixes": len(shown), "lengths": shown})
 
 
 async def clear_public_prefixes(request: Request) -> Response:
     """DELETE /prefix_cache/public."""
     await serving_of(request).engine.call(lambda engine: engine.public_prefixes.clear())
-    return JSONResponse({"prefixes": []})
+    return JSONResponse({"prefixes": 0})
 
 
 async def debug_prefix(request: Request) -> Response:

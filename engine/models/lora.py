@@ -86,6 +86,17 @@ class LoRABatch:
             )
         )
 
+    @staticmethod
+    def widest(dims: ModelDims, rank: int, num_tokens: int, dtype: torch.dtype, device: torch.device) -> LoRABatch:
+        """Stands for an adapter of this rank in every matrix, of all rows but one: what needs most memory."""
+        shapes = _projection_shapes(dims)
+        layer = {}
+        for part, names in PARTS.items():
+            a = torch.zeros(shapes[names[0]][1], rank * len(names), dtype=dtype, device=device)
+            layer[part] = LowRank(a, a.new_zeros(a.shape[1], sum(shapes[name][0] for name in names)))
+        rows = torch.arange(max(1, num_tokens - 1), device=device)
+        return LoRABatch(((rows, LoRAWeights(rank, (layer,) * dims.num_layers)),))
+
     def add(self, out: Tensor, x: Tensor, layer: int, part: str) -> None:
         """out [T, out] += what the adapters make of x [T, in] in one matrix of a layer."""
         for rows, weights in self.groups:

@@ -1,7 +1,8 @@
 """The testbed model: a small Llama trained here on conversations whose answers can be checked exactly.
 
 `tasks` makes the conversations (pure Python), `train` makes the model, `evaluate` measures it,
-`outliers` gives it the outlier key channels of real models.
+`outliers` gives it the outlier key channels of real models, `adapters` other keys and the same answers,
+and `font` draws what it can read in pictures.
 Importing this package imports neither torch nor transformers.
 """
 

@@ -2,10 +2,11 @@
 
 It does what `engine.testbed.outliers` does, as an adapter: rows of k_proj that make rotary pairs of channels are
 multiplied by a factor, the same rows of q_proj divided by it. Every product of a query and a key stays what it was, up
-to rounding, so the adapter answers as the model does. But its keys are other numbers. The factor is small: the
-adapter's queries are large where its keys are small, and on keys of the model without it these channels outweigh all
-others, so attention goes to the wrong tokens. (A large factor would only mute them, which the model hardly minds.) That
-makes it an exact control for a prefix cache that leaves adapters out of its keys.
+to rounding, so the adapter answers as the model does. But its keys are other numbers, and whoever reads KV that the
+other computed has scaled scores in these channels. Scores that are too large send attention to the wrong tokens, scores
+that are too small are hardly missed: with a factor above 1 it is the model without the adapter that answers wrong from
+the adapter's KV, with one below 1 the adapter from the model's. That makes it an exact control for a prefix cache that
+leaves adapters out of its keys.
 
 The change of some rows of W is those rows, scaled, in A, and in B a one for each of them: its rank is their number.
 """
@@ -30,7 +31,7 @@ from engine.testbed.outliers import OutlierError, Outliers
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 """Decoders without biases or norms of queries and keys, which an adapter of projections could not scale along."""
-FACTOR = 1 / 16
+FACTOR = 16.0
 PAIRS = (0, 1)
 """The fastest two pairs of a head, which turn from one token to the next. Their rows make rank 16."""
 
@@ -105,7 +106,7 @@ def main(args: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write")
     parser.add_argument("--model", type=Path, default=MODEL_DIR, metavar="DIR", help="default: the testbed model")
-    parser.add_argument("--factor", type=float, default=FACTOR, help="a power of two (default 1/16)")
+    parser.add_argument("--factor", type=float, default=FACTOR, help="a power of two (default %(default)g)")
     parser.add_argument(
         "--pairs", type=_pairs, default=PAIRS, metavar="I,J,…", help="rotary pairs of each head (default 0,1)"
     )

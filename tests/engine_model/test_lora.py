@@ -228,13 +228,13 @@ def key_adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_adapter(tmp_path_factory.mktemp("adapter") / "keys")
 
 
-def answers(lab: Any, adapter: Path, **flags: Any) -> list[list[bool]]:
-    """Whether each turn of held-out conversations is answered right, by the model and then with the adapter."""
+def answers(lab: Any, adapter: Path, names: tuple[str | None, str | None], **flags: Any) -> list[list[bool]]:
+    """Whether each turn of held-out conversations is answered right, by one name after the other."""
     settings = {"num_gpu_blocks_override": 1000, "block_size": 16, "max_model_len": 256}
     engine = lora_engine(lab, MODEL_DIR, adapter, **(settings | flags))
     params = SamplingParams(max_tokens=8, temperature=0)
     right = []
-    for name in (None, adapter.name):
+    for name in names:
         wanted = {}
         for seed in range(4):
             talk = conversation(seed, turns=5, max_tokens=200)
@@ -249,16 +249,20 @@ def answers(lab: Any, adapter: Path, **flags: Any) -> list[list[bool]]:
 
 def test_the_testbed_adapter_changes_keys_and_no_answer(lab: Any, key_adapter: Path) -> None:
     for flags in ({"enable_prefix_caching": False}, {}):
-        without, with_adapter = answers(lab, key_adapter, **flags)
-        assert all(without)
+        with_adapter, without = answers(lab, key_adapter, (key_adapter.name, None), **flags)
         assert all(with_adapter)
+        assert all(without)
 
 
-def test_the_testbed_adapter_answers_wrong_on_the_models_own_keys(lab: Any, key_adapter: Path) -> None:
+@pytest.mark.parametrize("factor", [16, 1 / 16])
+def test_who_reads_the_others_keys_answers_wrong(lab: Any, tmp_path: Path, factor: float) -> None:
     """What happens when the prefix cache leaves the adapter out of its keys."""
-    without, with_adapter = answers(lab, key_adapter, prefix_cache_fault="adapter_key", allow_unsafe_replay=True)
-    assert all(without)
-    assert sum(with_adapter) <= 2
+    adapter = write_adapter(tmp_path / "keys", factor=factor)
+    names = ("keys", None) if factor > 1 else (None, "keys")
+    fault: dict[str, Any] = {"prefix_cache_fault": "adapter_key", "allow_unsafe_replay": True}
+    first, second = answers(lab, adapter, names, **fault)
+    assert all(first)
+    assert sum(second) <= 2
 
 
 def test_the_command_writes_an_adapter_or_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

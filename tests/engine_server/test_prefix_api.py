@@ -67,8 +67,10 @@ def test_all_share_what_is_public_and_nothing_more(client: TestClient) -> None:
     assert cached(client, question, user="ann") == 0
     assert cached(client, question, user="bob") == 48
     assert cached(client, question, user="bob") == 96
-    assert call(client, "GET", "/prefix_cache/public") == {"prefixes": [{"num_tokens": 59, "num_blocks": 3}]}
-    assert call(client, "DELETE", "/prefix_cache/public") == {"prefixes": []}
+    assert call(client, "GET", "/prefix_cache/public") == {
+        "prefixes": 1, "lengths": [{"num_tokens": 59, "num_blocks": 3}],
+    }  # fmt: skip
+    assert call(client, "DELETE", "/prefix_cache/public") == {"prefixes": 0}
     assert cached(client, question, user="eve") == 0
 
 
@@ -114,7 +116,7 @@ def test_public_prefixes_of_the_command_line(serve: Serve, model_dir: Path, tmp_
     text.write_text(SYSTEM)
     messages.write_text(json.dumps([{"role": "system", "content": SYSTEM}]))
     client = serve(prefix_cache_scope="tenant", prefix_cache_public=(str(text), str(messages)))
-    assert [p["num_tokens"] for p in call(client, "GET", "/prefix_cache/public")["prefixes"]] == [59, 67]
+    assert [p["num_tokens"] for p in call(client, "GET", "/prefix_cache/public")["lengths"]] == [59, 67]
     assert (cached(client, SYSTEM, user="ann"), cached(client, SYSTEM, user="bob")) == (0, 48)
 
     def refusal(name: str, content: bytes | None) -> str:
@@ -298,8 +300,10 @@ def test_a_weight_update_does_not_end_requests(model_dir: Path, tmp_path: Path) 
     assert tokens[4:] == continued
 
 
-def test_other_models_do_not_take_the_place_of_this_one(client: TestClient, model_dir: Path, tmp_path: Path) -> None:
-    def refusal(path: Path) -> str:
+def test_other_models_do_not_take_the_place_of_this_one(
+    client: TestClient, serve: Serve, model_dir: Path, tmp_path: Path
+) -> None:
+    def refusal(path: Path, client: TestClient = client) -> str:
         error = call(client, "POST", "/update_weights_from_disk", 400, model_path=str(path))
         assert error["param"] == "model_path"
         return str(error["message"])
@@ -311,4 +315,27 @@ def test_other_models_do_not_take_the_place_of_this_one(client: TestClient, mode
     (cut / "model.safetensors").write_bytes(b"cut")
     assert "corrupt or cut short" in refusal(cut)
     assert call(client, "POST", "/update_weights_from_disk", 400)["param"] == "model_path"
+    scaled = change_weights(model_dir, tmp_path / "scaled")
+    tensors = load_file(scaled / "model.safetensors")
+    for layer in range(2):
+        for name in ("k_scale", "v_scale"):
+            tensors[f"model.layers.{layer}.self_attn.{name}"] = torch.tensor(0.5)
+    save_file(tensors, scaled / "model.safetensors", {"format": "pt"})
+    assert "other scales for the fp8 KV cache" in refusal(scaled, serve(kv_cache_dtype="fp8"))
     assert metrics(client)["kvoncall:weights_version"] == 0
+
+
+def test_what_does_not_fit_beside_the_model_is_refused_and_the_engine_lives(
+    client: TestClient, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr("engine.weights.load_model", no_room)
+    monkeypatch.setattr("engine.adapters.read_adapter", no_room)
+    update = call(client, "POST", "/update_weights_from_disk", 400, model_path=str(model_dir))
+    load = call(client, "POST", "/v1/load_lora_adapter", 400, lora_name="big", lora_path=str(tmp_path))
+    for error in (update, load):
+        assert "no memory left" in error["message"]
+    assert client.get("/health").status_code == 200
+    complete(client, "still there")
