@@ -174,7 +174,7 @@ class KVCacheManager:
             return False
         pool.touch(computed_blocks)
         request.block_ids.extend(block.block_id for block in computed_blocks)
-        request.num_indexed_blocks = num_hit_tokens // self.block_size
+        request.num_indexed_blocks = num_hit_tokens // self.block_size if self.enable_prefix_caching else 0
         request.num_computed_tokens = start
         request.weights_version = self.weights_version
         if copies and fork is not None:

@@ -79,12 +79,25 @@ def check_pool(pool: BlockPool, tables: Sequence[Sequence[int]]) -> None:
 
 
 class FakeEngine:
-    """Runs a scheduler: writes and reads fake KV through the block tables and checks all of it at every step."""
+    """Runs a scheduler: writes and reads fake KV through the block tables and checks all of it at every step.
+
+    `now` is the scheduler's clock.
+    """
 
     def __init__(self, *, num_gpu_blocks: int, max_model_len: int = 64, **flags: object) -> None:
         self.config = EngineConfig(**{"block_size": 4, "max_num_batched_tokens": 64} | flags)
-        self.scheduler = Scheduler(self.config, num_gpu_blocks=num_gpu_blocks, max_model_len=max_model_len)
-        self.pool = self.scheduler.kv_cache_manager.block_pool
+        self.now = 0.0
+        self.scheduler = Scheduler(
+            self.config, num_gpu_blocks=num_gpu_blocks, max_model_len=max_model_len, clock=lambda: self.now
+        )
+        manager = self.scheduler.kv_cache_manager
+        self.pool = manager.block_pool
+        self.forked: set[str] = set()  # ids of the requests that started from a leader's blocks
+        record_fork = manager.record_fork
+        manager.record_fork = lambda request, fork: (  # type: ignore[method-assign]
+            self.forked.add(request.request_id),
+            record_fork(request, fork),
+        )[1]
         self.kv: list[int | None] = [None] * (num_gpu_blocks * self.config.block_size)
         self.computed: dict[str, int] = {}  # tokens computed for each request
         self.next_position: dict[str, int] = {}  # of each request that holds blocks, once it was in a step
@@ -97,6 +110,8 @@ class FakeEngine:
         max_tokens: int = 4,
         *,
         salt: str | None = None,
+        identity: CacheIdentity | None = None,
+        fork_of: Request | None = None,
         priority: int = 0,
         arrival_time: float = 0.0,
         eos_token_id: int | None = None,
@@ -106,7 +121,8 @@ class FakeEngine:
             request_id,
             prompt,
             SamplingParams(max_tokens=max_tokens, **params),
-            identity=identity_of(salt),
+            identity=identity or identity_of(salt),
+            fork_of=fork_of,
             priority=priority,
             arrival_time=arrival_time,
             eos_token_id=eos_token_id,
@@ -122,14 +138,16 @@ class FakeEngine:
         return output
 
     def execute(self, output: SchedulerOutput) -> list[int | None]:
-        """The model's step: write the new tokens' KV, then read all of the context."""
+        """The model's step: copy blocks, write the new tokens' KV, then read all of the context."""
         block_size = self.config.block_size
+        self._copy_blocks(output)
         for entry in output.scheduled:
             request = entry.request
             start = entry.num_computed_tokens
             end = start + entry.num_scheduled_tokens
             # Formats that keep a request's open block apart rely on it.
-            came_from = self.next_position.get(request.request_id, start - start % block_size)
+            forked = any(copy.request is request for copy in output.block_copies)
+            came_from = self.next_position.get(request.request_id, start if forked else start - start % block_size)
             assert start == came_from, "computing starts in the middle of a block"
             self.next_position[request.request_id] = end
             states = prefix_states(request.all_token_ids[:end], request.identity)
@@ -149,6 +167,13 @@ class FakeEngine:
             assert states == prefix_states(request.all_token_ids[:end], request.identity)
             sampled.append(states[-1] % VOCAB_SIZE if entry.samples else None)
         return sampled
+
+    def _copy_blocks(self, output: SchedulerOutput) -> None:
+        size = self.config.block_size
+        content = [self.kv[copy.source * size : (copy.source + 1) * size] for copy in output.block_copies]
+        for copy, copied in zip(output.block_copies, content, strict=True):
+            assert copy.request.block_ids[copy.index] == copy.target
+            self.kv[copy.target * size : (copy.target + 1) * size] = copied
 
     def update(self, output: SchedulerOutput, sampled: list[int | None]) -> list[Request]:
         finished = self.scheduler.update_from_output(output, sampled)
@@ -179,9 +204,10 @@ class FakeEngine:
     def check(self) -> None:
         scheduler = self.scheduler
         assert {id(request) for request in scheduler.requests.values()} == {
-            id(request) for request in [*scheduler.running, *scheduler.waiting]
+            id(request) for request in [*scheduler.running, *scheduler.waiting, *scheduler.parked]
         }
-        assert not any(request.block_ids for request in scheduler.waiting)
+        assert scheduler.num_waiting == len([*scheduler.waiting, *scheduler.parked])
+        assert not any(request.block_ids for request in [*scheduler.waiting, *scheduler.parked])
         for request in scheduler.running:
             num_full_blocks = request.num_computed_tokens // self.config.block_size
             assert request.num_indexed_blocks == num_full_blocks * self.config.enable_prefix_caching

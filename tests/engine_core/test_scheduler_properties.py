@@ -36,12 +36,18 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 4])),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.3, 0.9])),
         "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "enable_fork_sharing": draw(st.sampled_from([True, True, False])),
+        "prefix_cache_verify": draw(st.booleans()),
+        "prefix_cache_ttl": draw(st.sampled_from([None, None, 3.0])),
     }
 
 
 @st.composite
 def workloads(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Requests with the step in which they arrive and, for some, the step in which they are aborted."""
+    """Requests with the step in which they arrive and, for some, the step in which they are aborted.
+
+    Some fork from one that came before, whose salt they have: `fork_of` says how many before.
+    """
     stems = [[1] * 20, [1, 2, 3, 4] * 5, [7] * 4 + [8] * 16]
     return [
         {
@@ -51,6 +57,7 @@ def workloads(draw: st.DrawFn) -> list[dict[str, Any]]:
             "salt": draw(st.sampled_from([None, None, "a", "b"])),
             "priority": draw(st.integers(0, 2)),
             "arrives": draw(st.integers(0, 12)),
+            "fork_of": draw(st.sampled_from([None, None, 1, 2])),
             "aborted": draw(st.sampled_from([None, None, None, 1, 3, 8])),
         }
         for index in range(draw(st.integers(1, 9)))
@@ -66,11 +73,14 @@ def play(make_engine: Callable[..., Any], config: dict[str, Any], workload: list
     # higher priority can, each one once.
     limit = (len(workload) + 1) * sum(len(r["prompt"]) + r["max_tokens"] for r in workload) + 20
     for step in range(limit):
+        engine.now = float(step)
         while pending and pending[0]["arrives"] <= step:
             spec = pending.pop(0)
+            came_before = list(engine.all_requests.values())[-(spec["fork_of"] or 99) :]
+            leader = came_before[0] if spec["fork_of"] and came_before else None
             engine.all_requests[spec["request_id"]] = engine.add(
-                spec["request_id"], spec["prompt"], spec["max_tokens"],
-                salt=spec["salt"], priority=spec["priority"], arrival_time=float(spec["arrives"]),
+                spec["request_id"], spec["prompt"], spec["max_tokens"], salt=spec["salt"], fork_of=leader,
+                priority=spec["priority"], arrival_time=float(spec["arrives"]),
             )  # fmt: skip
         if not pending and not engine.scheduler.has_unfinished_requests():
             return engine
@@ -111,8 +121,13 @@ def test_every_request_finishes_with_the_tokens_of_an_undisturbed_run(
     assert stats.preempted_requests_total == sum(request.num_preemptions > 0 for request in requests)
     admitted = [request for request in requests if request.num_cached_tokens >= 0]
     caching = config["enable_prefix_caching"]
-    assert stats.prefix_queries_total == caching * sum(request.num_prompt_tokens for request in admitted)
-    assert stats.prefix_hits_total == sum(request.num_cached_tokens for request in admitted)
+    forked = [request for request in admitted if request.request_id in engine.forked]
+    asked = [request for request in admitted if request.request_id not in engine.forked]
+    assert stats.forks_total == len(forked)
+    assert stats.prefix_queries_total == caching * sum(request.num_prompt_tokens for request in asked)
+    assert stats.prefix_hits_total == sum(request.num_cached_tokens for request in asked)
+    assert sum(stats.prefix_hits_by_scope.values()) == stats.prefix_hits_total
+    assert sum(stats.isolation_breaches.values()) == sum(stats.prefix_hits_refused.values()) == 0
     assert stats.kv_usage == stats.running == stats.waiting == 0
 
 
