@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from probe.collect.isolation import observed_isolation
 from probe.collect.scrape import ScrapeError, fetch, metrics_url, parse_families
 from probe.replay.evidence import observed_traffic
 from probe.store import Alert, Store, Target
@@ -49,14 +50,19 @@ def attach_target(store: Store, spec: str) -> Target:
 
 
 def measured_facts(store: Store, target: Target, alert: Alert | None) -> dict[str, Any]:
-    """`target.facts` with the traffic of the alert's time (or of the last 15 minutes) and the failed allocation.
+    """`target.facts` with what the alert's time (or the last 15 minutes) shows: traffic, failed allocation, breach.
 
     What `runbooks.recommend.from_facts` reads. A figure that was not measured is left out; the runbook then says
     what is missing.
     """
     until = alert.resolved_at if alert is not None and alert.resolved_at else time.time()
     since = alert.pending_at - alert.window_s if alert is not None else until - LOOK_BACK_S
-    facts = {**target.facts, "engine": target.engine, "traffic": observed_traffic(store, target.name, since, until)}
+    facts = {
+        **target.facts,
+        "engine": target.engine,
+        "traffic": observed_traffic(store, target.name, since, until),
+        "isolation": observed_isolation(store, target.name, since, until),
+    }
     exits = store.events.recent(limit=1, target=target.name, kinds=["engine_exit"], since=since)
     allocation = exits[0].data.get("allocation_bytes") if exits else None
     if allocation is not None:

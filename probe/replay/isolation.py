@@ -17,7 +17,7 @@ import httpx
 
 from probe.isolation.client import IsolationClient
 from probe.isolation.record import record
-from probe.isolation.result import CheckResult, IsolationResult, Verdict
+from probe.isolation.result import CheckName, CheckResult, IsolationResult, Verdict
 from probe.isolation.stats import upper_bound
 from probe.replay.attacks.attack import Attack, Tally
 from probe.replay.exercise import Bench, settle
@@ -47,6 +47,7 @@ class IsolationExercise:
         self._plan = plan
         self._phases: dict[str, dict[str, Any]] = {}
         self._kind: str | None = None
+        self._check: CheckName = "leak-canary"
 
     @property
     def description(self) -> str:
@@ -95,7 +96,7 @@ class IsolationExercise:
         drill, leaks = self._bench.drill, figures["breaches"]
         verdict: Verdict = "leak shown" if leaks else "no leak"
         check = CheckResult(
-            "leak-canary", verdict, figures["requests"], leaks, sentence(figures), upper_bound=figures["upper_bound"]
+            self._check, verdict, figures["requests"], leaks, sentence(figures), upper_bound=figures["upper_bound"]
         )
         return IsolationResult(
             target=drill.name,
@@ -118,7 +119,7 @@ class IsolationExercise:
     async def _attack(self, requests: int) -> tuple[Tally, Mapping[str, Any], Mapping[str, Any]]:
         """One request first, so that the tree of what is shared can be read; then all of them."""
         attack, endpoint = self._plan.attack(), self._bench.endpoint
-        self._kind = attack.kind
+        self._kind, self._check = attack.kind, attack.check
         tally = Tally()
         async with IsolationClient(self._bench.drill.base_url, endpoint.model, timeout_s=60.0) as client:
             await attack.run(client, 1, random.Random(SEED), Tally())

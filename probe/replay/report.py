@@ -31,6 +31,7 @@ def blank(scenario: Scenario, target: str, replay_id: str, remedy: bool) -> dict
         "runbook": scenario.runbook,
         "recommendation": None,
         "changes": [],
+        "steps": [],
         "refused": [],
         "applied": False,
         "verified": False,

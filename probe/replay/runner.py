@@ -181,6 +181,7 @@ class ReplayRunner:
         self._result["recommendation"] = advice.summary
         self._result["refused"] = [r.to_dict() for r in advice.refused]
         self._result["changes"] = [c.to_dict() for c in advice.changes]
+        self._result["steps"] = list(advice.steps)
         self._note(advice.summary, {**advice.to_dict(), "known": known})
         return advice
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from engine.testbed.adapters import write_adapter
 from engine.testbed.tasks import VALUES
+from probe.isolation.result import CheckName
 from probe.replay.attacks.attack import Ask, Case, CaseAttack, session
 from probe.replay.attacks.facts import draw_facts, next_turn, question, told
 from probe.store import default_data_dir
@@ -24,6 +25,7 @@ class MissingAdapterKey(CaseAttack):
     """Variant `adapter`."""
 
     kind = "adapter"
+    check: CheckName = "leak-canary"
 
     def flags(self) -> list[str]:
         """An adapter, and blocks that do not say who made them."""

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from probe.isolation.client import Answer, Caller, IsolationClient
+from probe.isolation.result import CheckName
 
 CONCURRENCY = 32
 WAVE = 50  # victims whose blocks are cached at the same time
@@ -74,6 +75,9 @@ class Attack(Protocol):
 
     @property
     def kind(self) -> str: ...
+    @property
+    def check(self) -> CheckName:
+        """The check of the isolation probe that sees this from outside."""
 
     def flags(self) -> list[str]:
         """What is wrong with the engine, as flags."""
@@ -88,8 +92,11 @@ class Attack(Protocol):
 class CaseAttack:
     """An attack made of independent cases, in waves so that a victim's blocks are still there."""
 
+    async def before(self, client: IsolationClient) -> None:
+        """What happens before a wave; nothing, unless the variant says so."""
+
     async def between(self, client: IsolationClient) -> None:
-        """What happens between the victims and the attackers; nothing, unless the variant says so."""
+        """What happens between a wave's victims and its attackers; nothing, unless the variant says so."""
 
     def cases(self, count: int, rng: random.Random) -> list[Case]:
         """At least `count` cases."""
@@ -108,6 +115,7 @@ class CaseAttack:
         cases = self.cases(requests, rng)[:requests]
         for start in range(0, len(cases), WAVE):
             wave = cases[start : start + WAVE]
+            await self.before(client)
             told = await each([case.victim for case in wave], partial(send, client))
             await self.between(client)
             await each(list(zip(wave, told, strict=True)), lambda pair: self._judge(client, *pair, tally))

@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.prefix_cache import hash_block
 from engine.testbed.tasks import KEYS, VALUES
 from engine.tokenizer import Tokenizer
+from probe.isolation.result import CheckName
 from probe.replay.attacks.attack import WAVE, Ask, Case, CaseAttack, session
 from probe.replay.attacks.facts import Fact, draw_facts, next_turn, question, told
 
@@ -30,6 +31,7 @@ class Collision(CaseAttack):
     """Variant `collision`."""
 
     kind = "collision"
+    check: CheckName = "leak-canary"
 
     def __init__(self) -> None:
         tokenizer = Tokenizer(EngineConfig().model_dir)

@@ -11,39 +11,45 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.testbed.font import draw
-from engine.testbed.tasks import VALUES
+from engine.testbed.tasks import KEYS, VALUES
+from probe.isolation.result import CheckName
 from probe.replay.attacks.attack import Ask, Case, CaseAttack, session
-from probe.replay.attacks.facts import draw_facts, other_value, question, told
+from probe.replay.attacks.facts import Fact, draw_facts, other_value, question, told
 
-FACTS = 11  # <bos> and 33 placeholder tokens: two whole blocks of pictures
+FACTS = 5  # of three tokens each: on the form, that with <bos> is a block, and in the picture, one with a line break
 
 
 class MissingImageKey(CaseAttack):
     """Variant `image`."""
 
     kind = "image"
+    check: CheckName = "leak-canary"
 
     def flags(self) -> list[str]:
         """Blocks that do not say which picture they hold."""
         return ["--prefix-cache-fault", "image_key"]
 
     def cases(self, count: int, rng: random.Random) -> list[Case]:
-        """Two pictures of the same size, the same question about both."""
+        """Two pictures of the same size beside the same form, and the same question about both."""
         made = []
         for number in range(count):
-            key, secret = "ax", rng.choice(VALUES)
+            form = draw_facts(rng, FACTS)
+            key = rng.choice([key for key in KEYS if key not in dict(form)])
+            secret = rng.choice(VALUES)
             right = other_value(rng, secret)
-            hers, his = told(draw_facts(rng, FACTS, (key, secret))), told(draw_facts(rng, FACTS, (key, right)))
+            hers, his = (told(draw_facts(rng, FACTS, (key, value))) for value in (secret, right))
             reader = session(f"a{number}")
-            asked = _messages(hers, question(key))
+            asked = _messages(told(form), hers, question(key))
             again = [*asked, {"role": "assistant", "content": secret}, {"role": "user", "content": question(key)}]
             made.append(
                 Case(
-                    victim=Ask(_shown(hers, key), asked, reader),
-                    attacker=Ask(_shown(his, key), _messages(his, question(key)), session(f"b{number}")),
+                    victim=Ask(_shown(form, hers, key), asked, reader),
+                    attacker=Ask(
+                        _shown(form, his, key), _messages(told(form), his, question(key)), session(f"b{number}")
+                    ),
                     right=right,
                     secret=secret,
-                    follow_up=Ask(f"{_shown(hers, key)} {question(key)}", again, reader),
+                    follow_up=Ask("", again, reader),
                 )
             )
         return made
@@ -55,11 +61,16 @@ class MissingImageKey(CaseAttack):
         )
 
 
-def _messages(text: str, asked: str) -> list[dict[str, Any]]:
+def _messages(form: str, text: str, asked: str) -> list[dict[str, Any]]:
+    """A chat with a form, a picture of `text` and a question. The form tells conversations apart, not sessions."""
     url = "data:image/png;base64," + base64.b64encode(draw(text)).decode()
-    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": asked}]
+    parts = [
+        {"type": "text", "text": form},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": asked},
+    ]
     return [{"role": "user", "content": parts}]
 
 
-def _shown(text: str, key: str) -> str:
-    return f"[picture of a note: {text}] {question(key)}"
+def _shown(form: Sequence[Fact], text: str, key: str) -> str:
+    return f"{told(form)} [picture of a note: {text}] {question(key)}"

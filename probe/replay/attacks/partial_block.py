@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from probe.isolation.client import Caller, IsolationClient
+from probe.isolation.result import CheckName
 from probe.replay.attacks.attack import Tally, each, nobody, session, spans
 from probe.replay.attacks.facts import draw_facts, next_turn, told
 
@@ -31,6 +32,7 @@ class SharedPartialBlock:
     """Variant `partial-block`. A cross-session request here is a choice beside others of its request."""
 
     kind = "partial-block"
+    check: CheckName = "leak-canary"
 
     def flags(self) -> list[str]:
         """Forks that write where they share."""

@@ -1,24 +1,25 @@
 """Weights change under a running engine and the cache stays: the new model reads what the old one computed.
 
-The two sets of weights are the testbed model and its rewrite with outlier channels. Both give the same answers, from
-KV that differs, so every right answer is known and only stale blocks can spoil it. As in fine-tuning loops that
-update weights in place (NovaSky-AI/SkyRL#2246).
+The engine starts with the testbed model's rewrite with outlier channels and is given the plain weights. Both give the
+same answers, from KV that differs, so every right answer is known and only stale blocks can spoil it: plain queries
+meet keys that are 16 times too large. As in fine-tuning loops that update weights in place (NovaSky-AI/SkyRL#2246).
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import cycle
 
 import httpx
 
 from engine.config import EngineConfig
 from engine.testbed.tasks import VALUES
 from probe.isolation.client import IsolationClient, ProbeError
+from probe.isolation.result import CheckName
 from probe.replay.attacks.attack import Ask, Case, CaseAttack, session
 from probe.replay.attacks.facts import draw_facts, next_turn, question, told
 
+OLD, NEW = "testbed-outliers", ""
 FACTS = 53  # 160 tokens: ten whole blocks
 
 
@@ -26,19 +27,30 @@ class StaleWeights(CaseAttack):
     """Variant `stale-weights`."""
 
     kind = "stale-weights"
+    check: CheckName = "leak-canary"
 
     def __init__(self) -> None:
-        plain, outliers = (str(EngineConfig(model=name).model_dir) for name in ("", "testbed-outliers"))
-        self._next = cycle([outliers, plain])  # the engine starts with the plain ones
+        self._updated = False
 
     def flags(self) -> list[str]:
         """A cache that knows nothing of an update."""
-        return ["--prefix-cache-fault", "weights_key"]
+        return ["--model", OLD, "--prefix-cache-fault", "weights_key"]
+
+    async def before(self, client: IsolationClient) -> None:
+        """Back to the old weights, for another wave."""
+        if self._updated:
+            await self._update(client, OLD)
 
     async def between(self, client: IsolationClient) -> None:
         """The update, while blocks are cached."""
+        await self._update(client, NEW)
+        self._updated = True
+
+    @staticmethod
+    async def _update(client: IsolationClient, model: str) -> None:
+        path = str(EngineConfig(model=model).model_dir)
         async with httpx.AsyncClient(base_url=client.base_url, timeout=60.0, trust_env=False) as http:
-            response = await http.post("/update_weights_from_disk", json={"model_path": next(self._next)})
+            response = await http.post("/update_weights_from_disk", json={"model_path": path})
         if response.status_code != 200:
             raise ProbeError(f"the engine did not take new weights: HTTP {response.status_code}, {response.text[:200]}")
 

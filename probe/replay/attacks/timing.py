@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from probe.isolation.client import Answer, IsolationClient
+from probe.isolation.result import CheckName
 from probe.isolation.side_channel import SideChannelOptions, probe_ttft
 from probe.replay.attacks.attack import WAVE, Ask, Tally, each, send, session
 from probe.replay.attacks.facts import draw_facts, next_turn, question, told
@@ -24,6 +25,7 @@ class TimingSideChannel:
     """Variant `timing`. A breach is a prompt of another session that the attacker finds in the cache."""
 
     kind = "timing"
+    check: CheckName = "side-channel-tokens"
 
     def flags(self) -> list[str]:
         """Nothing is broken: this is what sharing with everybody means."""
