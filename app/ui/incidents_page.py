@@ -10,7 +10,7 @@ import streamlit as st
 from app.runtime import get_runtime
 from app.ui import replay_view, words
 from app.ui.guard import guarded, live, page
-from app.ui.isolation_replay import show_isolation, show_seen
+from app.ui.isolation_replay import show_isolation, show_seen, variant_of
 from app.ui.links import link, param
 from app.ui.quality_data import of_replay, replay_runs
 from app.ui.quality_view import show_measurement, show_model_note, show_recommended
@@ -168,7 +168,7 @@ def show_history(replays: Sequence[Replay]) -> None:
     rows = [
         {
             "started": words.clock(r.started_at),
-            "scenario": r.scenario,
+            "scenario": r.scenario + (f", {variant}" if (variant := variant_of(r)) else ""),
             "status": words.replay_mark(r.status).text,
             "came to step": r.step or words.DASH,
             "verdict": words.verified_mark(replay_view.verdict(r)).text,

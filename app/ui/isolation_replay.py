@@ -17,12 +17,17 @@ from app.ui.isolation_charts import show_times
 from app.ui.isolation_rounds import with_interval
 from app.ui.prefix_tree_view import show_tree
 from app.ui.tables import show_table
-from probe.store import JournalEntry
+from probe.store import JournalEntry, Replay
 
-EXAMPLES_SHOWN = 3
 NODES_SHOWN = 16
 PHASES = {"before": "before the change", "after": "after the change"}
 Phase = Mapping[str, Any]
+
+
+def variant_of(replay: Replay) -> str | None:
+    """Which form of the incident an ended replay ran; None where its result does not tell."""
+    isolation = (replay.result or {}).get("isolation")
+    return str(isolation["variant"]) if isinstance(isolation, Mapping) and isolation.get("variant") else None
 
 
 def show_isolation(result: Mapping[str, Any]) -> None:
@@ -53,18 +58,25 @@ def show_seen(journal: Sequence[JournalEntry]) -> None:
 
 
 def show_examples(phase: Phase, name: str) -> None:
-    """Both conversations of the first few breaches."""
+    """The first breach, and further ones folded away."""
     examples = list(phase.get("examples") or [])
     if not examples:
         why = "no conversation was kept" if phase.get("breaches") else "no request was a breach"
         st.caption(f"Nothing to show {PHASES[name]}: {why}.")
-    for example in examples[:EXAMPLES_SHOWN]:
-        st.markdown(f"##### {words.plain(str(example.get('title') or 'Two sessions'))}, {PHASES[name]}")
-        st.markdown(words.plain(str(example.get("sentence") or "")))
-        st.html(side_by_side(example.get("sessions") or []))
-        show_outcome(example)
-    if len(examples) > EXAMPLES_SHOWN:
-        st.caption(f"{len(examples) - EXAMPLES_SHOWN} more examples are in the replay's report.")
+    for example in examples[:1]:
+        show_example(example, name)
+    if examples[1:]:
+        with st.expander(f"{len(examples) - 1} more"):
+            for example in examples[1:]:
+                show_example(example, name)
+
+
+def show_example(example: Mapping[str, Any], name: str) -> None:
+    """One breach: what happened in a sentence, and both conversations."""
+    st.markdown(f"##### {words.plain(str(example.get('title') or 'Two sessions'))}, {PHASES[name]}")
+    st.markdown(words.plain(str(example.get("sentence") or "")))
+    st.html(side_by_side(example.get("sessions") or []))
+    show_outcome(example)
 
 
 def show_outcome(example: Mapping[str, Any]) -> None:

@@ -50,6 +50,7 @@ def test_replay_shows_both_conversations_the_figures_and_both_trees(store: Store
     assert ["1f0c9a7b" in tree.to_string() for tree in trees] == [True, False]
     assert "◆ 2 owners" in trees[0]["owners"][0]
     assert "◇ public" in trees[1]["owners"][0]
+    assert page.at.dataframe[-1].value["scenario"].tolist() == ["prefix-collision, collision"]
     assert "safe" not in page.text.lower()
 
 
