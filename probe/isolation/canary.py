@@ -60,6 +60,7 @@ async def run(round_: Round) -> list[CheckResult]:
         probe = await round_.attempt(_probe(round_, a, b, logprobs))
         if probe is not None:
             probes.append(probe)
+            round_.count("leak-canary", len(probes), round_.options.probes)
         elif not probes and logprobs is not None and round_.refused:
             logprobs = None  # some servers refuse the field: answers alone must do
             round_.forgive()

@@ -61,6 +61,7 @@ def options_of(options: argparse.Namespace) -> IsolationOptions:
         salted=options.salted,
         chat=options.chat,
         prefix_tokens=options.prefix_tokens,
+        timeout_s=options.timeout,
     )
 
 

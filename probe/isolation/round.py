@@ -16,6 +16,7 @@ ID_PREFIX = "kvoncall-probe"
 """Every tenant, session, user and salt that is sent begins with this and the round's name."""
 FAILURES_IN_A_ROW = 3
 CALIBRATION_WORDS = 64
+_REPORT_EVERY = 20
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
@@ -59,6 +60,11 @@ class Round:
     def report(self, line: str) -> None:
         if self._progress is not None:
             self._progress(line)
+
+    def count(self, check: str, done: int, of: int) -> None:
+        """Report progress now and then."""
+        if done % _REPORT_EVERY == 0:
+            self.report(f"{check}: {done} of {of}")
 
     async def attempt(self, work: Awaitable[T]) -> T | None:
         """The work's value, or None when a request of it failed; a refusal or 3 failures in a row stop the round."""

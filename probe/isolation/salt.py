@@ -48,6 +48,7 @@ async def run(round_: Round) -> list[CheckResult]:
             told = all(trial.told for trial in trials)
             if told:  # counts are exact, however short the prefix
                 length = min(length, SHORT_PREFIX_TOKENS)
+            round_.count("cache-salt", len(trials), round_.options.salt_trials(by_tokens=told))
     if not trials:
         return [CheckResult("cache-salt", "not run", 0, 0, round_.stopped or "no trial was answered")]
     return [_by_tokens(trials) if told else _by_time(trials)]

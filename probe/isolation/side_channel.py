@@ -71,6 +71,7 @@ async def _look(round_: Round, looks: Sequence[int]) -> list[Pair]:
             pair = await round_.attempt(_pair(round_, victim, attacker, own=len(pairs) % OWN_EVERY == 0))
             if pair is not None:
                 pairs.append(pair)
+                round_.count("side-channel", len(pairs), look)
         enough = look >= round_.options.probes
         if round_.over() or _by_time(pairs, enough=enough).verdict != "inconclusive":
             break
