@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.cache_identity import CacheIdentity
 from engine.config import ConfigError, EngineConfig
 from engine.engine import LLMEngine, PromptTooLong, RequestOutput
 from engine.request import SamplingParams
@@ -133,8 +134,9 @@ def test_prefix_hits_are_reported_salted_and_forgotten(model_dir: Path, lab: Any
 
     assert cached("a") == 0
     assert cached("b") == 40
-    assert cached("c", cache_salt="tenant") == 0
-    assert cached("d", cache_salt="tenant") == 40
+    tenant = CacheIdentity(namespace=(("tenant", "a"),))
+    assert cached("c", identity=tenant) == 0
+    assert cached("d", identity=tenant) == 40
     assert engine.reset_prefix_cache()
     assert cached("e") == 0
 
