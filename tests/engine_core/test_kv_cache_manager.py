@@ -201,13 +201,14 @@ def test_blocks_computed_again_after_preemption_and_eviction_are_cached_again() 
     assert len(manager.get_computed_blocks(request_of([1, 2, 3]))) == 1
 
 
-def test_bookkeeping_of_a_full_and_much_used_pool_stays_within_its_plan() -> None:
+@pytest.mark.parametrize("salt", [None, "a"])  # with a namespace there is a second index
+def test_bookkeeping_of_a_full_and_much_used_pool_stays_within_its_plan(salt: str | None) -> None:
     num_blocks = 3000
     tracemalloc.start()
     try:
         manager = KVCacheManager(num_blocks, 4)
         for turn in range(5 * num_blocks // 100):
-            request = request_of([turn] * 400)
+            request = request_of([turn] * 400, salt)
             assert compute(manager, request)
             manager.free(request)
         del request
