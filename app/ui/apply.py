@@ -16,11 +16,12 @@ from app.ui.guard import guarded
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to change on the target; `changes` have the keys of `FlagChange.to_dict()`."""
+    """What to change on the target; `changes` have the keys of `FlagChange.to_dict()`, `steps` are no flags."""
 
     changes: Sequence[Mapping[str, Any]]
     refused: Sequence[Mapping[str, Any]]
     summary: str
+    steps: Sequence[str] = ()
 
 
 @st.dialog("Apply change to the embedded engine")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import streamlit as st
 
@@ -108,15 +110,18 @@ def propose(store: Store, runbook: Runbook, context: Context) -> Proposal:
         for entry in reversed(store.replays.journal(context.replay.id)):
             if entry.step == "recommend" and entry.data and "changes" in entry.data:
                 data = entry.data
-                return Proposal(data["changes"], data["refused"], data["summary"])
+                return proposal_of(data)
     assert context.target is not None
     facts = measured_facts(store, context.target, context.alert)
     if runbook.id == QUALITY:
         model = (facts.get("flags") or {}).get("--model", "")
         facts["quality_candidates"] = candidates_for(store, str(model))
-    answer = recommend(runbook.id, from_facts(facts))
-    data = answer.to_dict()
-    return Proposal(data["changes"], data["refused"], data["summary"])
+    return proposal_of(recommend(runbook.id, from_facts(facts)).to_dict())
+
+
+def proposal_of(data: Mapping[str, Any]) -> Proposal:
+    """From the keys of `Recommendation.to_dict()`."""
+    return Proposal(data["changes"], data["refused"], data["summary"], data.get("steps") or ())
 
 
 def show_proposal(proposal: Proposal, target: Target) -> None:
@@ -125,6 +130,9 @@ def show_proposal(proposal: Proposal, target: Target) -> None:
     change_view.show_changes(proposal.changes)
     if proposal.changes and target.engine == "kvoncall":
         change_view.show_command(target.flags, proposal.changes)
+    if proposal.steps:
+        st.markdown("**Besides, what no flag of the engine does**")
+        st.markdown("\n".join(f"{number}. {words.plain(step)}" for number, step in enumerate(proposal.steps, 1)))
     if proposal.refused:
         with st.expander(f"Considered and not advised ({len(proposal.refused)})"):
             for refusal in proposal.refused:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
 from app.runtime import Runtime
-from probe.store import Store
+from probe.store import Sample, Store
 
 Open = Callable[..., Any]
 Use = Callable[..., Runtime]
@@ -146,3 +147,17 @@ def test_target_that_is_not_ours_gets_advice_without_a_button(seeded: Store, use
     page.assert_calm()
     assert "For prod" in page.text
     assert "Apply change" not in [b.label for b in page.at.button]
+
+
+def test_what_no_flag_does_is_told_as_steps(store: Store, use: Use, open_page: Open) -> None:
+    facts = {"version": "0.10.2", "cache_config_info": {"block_size": "16", "num_gpu_blocks": "1000"}}
+    store.targets.upsert("prod", url="http://127.0.0.1:1", kind="external", engine="vllm", facts=facts)
+    now = time.time()
+    for metric, value in (("isolation_probes", 40.0), ("isolation_leaks", 40.0)):
+        store.samples.write([Sample("prod", metric, {"check": "side-channel-tokens"}, now - 5, value)])
+    store.samples.flush()
+    use(store)
+    page = open_page("runbooks", runbook="prefix-isolation-breach", target="prod")
+    page.assert_calm()
+    steps = next(m.value for m in page.at.markdown if m.value.startswith("1. "))
+    assert "cache_salt" in steps.replace("\\", "")
