@@ -38,6 +38,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_dora": (False,), "fan_in_fan_out": (False,), "lora_bias": (False,), "bias": ("none",),
     "modules_to_save": ([],), "rank_pattern": ({},), "alpha_pattern": ({},), "layer_replication": ([],),
     "trainable_token_indices": ([], {}), "use_qalora": (False,), "target_parameters": ([],),
+    "alora_invocation_tokens": ([],), "arrow_config": ({},), "use_bdlora": (False,),
 }  # fmt: skip
 """Settings of PEFT that change the function: only these values of them are what is computed here."""
 

@@ -189,6 +189,7 @@ K0 = "base_model.model.model.layers.0.self_attn.k_proj."
         (lambda p: change(p, r=0), "needs r, a positive integer"),
         (lambda p: change(p, lora_alpha=None), "lora_alpha, a number"),
         (lambda p: change(p, use_dora=True), "use_dora to True"),
+        (lambda p: change(p, alora_invocation_tokens=[1]), "alora_invocation_tokens"),
         (lambda p: change(p, modules_to_save=["lm_head"]), "modules_to_save"),
         (lambda p: change(p, target_modules=["q_proj", "embed_tokens"]), "target embed_tokens cannot be adapted"),
         (lambda p: change(p, r=8), "lora_A of layer 0, mlp.down_proj, has shape [4, 96], but rank 8"),
