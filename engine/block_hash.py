@@ -234,56 +234,69 @@ class BlockHasher:
 
     def _extend(self, keys: BlockKeys, identity: CacheIdentity, token_ids: list[int], first: int) -> None:
         """Appends the names of the blocks with these tokens, of which the first is block `first`."""
+        chain = self._canonical_chain if self._cbor is None else self._cbor_chain
+        blocks: list[Any] = self._encode(token_ids) if self._cbor is None else self._split(token_ids)
         private = keys.num_public_blocks if identity.namespace else None
-        hashes = self._chain(keys, keys.hashes, token_ids, identity, private)
+        extra = self._all_extra_keys(keys, identity, first, len(blocks), private)
+        hashes = chain(keys.hashes, blocks, extra)
         if private is not None:
-            keys.content_hashes += self._chain(keys, keys.content_hashes, token_ids, identity, None)
+            extra = self._all_extra_keys(keys, identity, first, len(blocks), None)
+            keys.content_hashes += chain(keys.content_hashes, blocks, extra)
         keys.hashes += hashes  # without a namespace it is the same list
         if self._compares_tokens:
-            for index, start in enumerate(range(0, len(token_ids), self.block_size), first):
-                tokens = _encode_tokens(token_ids[start : start + self.block_size])
+            for index, tokens in enumerate(self._encode(token_ids), first):
                 parent = keys.witnesses[-1] if keys.witnesses else None
                 keys.witnesses.append(self._witness(parent, tokens, keys.identity_of(index)))
 
-    def _chain(
-        self, keys: BlockKeys, chain: list[bytes], token_ids: list[int], identity: CacheIdentity, private: int | None
+    def _split(self, token_ids: list[int]) -> list[list[int]]:
+        size = self.block_size
+        return [token_ids[start : start + size] for start in range(0, len(token_ids), size)]
+
+    def _encode(self, token_ids: list[int]) -> list[bytes]:
+        """Number of tokens and tokens of each block, as in `encode_block`."""
+        count, width = self._count, 4 * self.block_size
+        data = _encode_tokens(token_ids)
+        return [count + data[start : start + width] for start in range(0, len(data), width)]
+
+    def _canonical_chain(
+        self, chain: Sequence[bytes], blocks: Sequence[bytes], extra: Mapping[int, ExtraKeys]
     ) -> list[bytes]:
-        """What `chain` goes on with. private: the block the namespace enters, `None` for the chain without it."""
-        first, last_special = len(chain), keys.last_special_block
-        end = first + len(token_ids) // self.block_size
-        # Most blocks have no extra keys, and asking for them would cost as much as hashing.
-        extra: dict[int, ExtraKeys] = {}
-        if first <= last_special:
-            special = range(first, min(last_special + 1, end)) if identity.images else {0, private or 0}
-            extra = {i: self._extra_keys(identity, i, private) for i in special if first <= i < end}
+        """What `chain` goes on with. blocks: see `_encode`; extra: extra keys by place in `blocks`, most have none."""
+        if extra:
+            blocks = list(blocks)
+            for place, keys in extra.items():
+                blocks[place] += _encode_extra_keys(keys)
+        new_hash, num_bytes = self._new_hash, self._hash_bytes
         parent = chain[-1] if chain else ROOT_HASH
-        if self._cbor is None:
-            return self._canonical_chain(parent, token_ids, {i - first: _encode_extra_keys(extra[i]) for i in extra})
         hashes = []
-        for index, start in enumerate(range(0, len(token_ids), self.block_size), first):
-            block = tuple(token_ids[start : start + self.block_size])
-            parent = self._new_hash(self._cbor((parent, block, extra.get(index) or None), canonical=True)).digest()
+        for block in blocks:
+            parent = new_hash(parent + block).digest()[:num_bytes]
             hashes.append(parent)
         return hashes
 
-    def _canonical_chain(self, parent: bytes, token_ids: list[int], extra: Mapping[int, bytes]) -> list[bytes]:
-        """`encode_block` and hash, block after block. extra: encoded extra keys by block; others have none."""
-        count, new_hash, num_bytes = self._count, self._new_hash, self._hash_bytes
-        data, width = _encode_tokens(token_ids), 4 * self.block_size
-        hashes: list[bytes] = []
-        add = hashes.append
-        done = 0
-        for index in [*sorted(extra), len(data) // width]:
-            for start in range(done * width, index * width, width):
-                parent = new_hash(parent + count + data[start : start + width]).digest()[:num_bytes]
-                add(parent)
-            if index in extra:
-                start = index * width
-                encoded = parent + count + data[start : start + width] + extra[index]
-                parent = new_hash(encoded).digest()[:num_bytes]
-                add(parent)
-            done = index + 1
+    def _cbor_chain(
+        self, chain: Sequence[bytes], blocks: Sequence[list[int]], extra: Mapping[int, ExtraKeys]
+    ) -> list[bytes]:
+        """The same as vLLM encodes it: CBOR of parent, tokens and extra keys, if any. blocks: their tokens."""
+        assert self._cbor is not None
+        parent = chain[-1] if chain else ROOT_HASH
+        hashes = []
+        for place, block in enumerate(blocks):
+            encoded = self._cbor((parent, tuple(block), extra.get(place) or None), canonical=True)
+            parent = self._new_hash(encoded).digest()
+            hashes.append(parent)
         return hashes
+
+    def _all_extra_keys(
+        self, keys: BlockKeys, identity: CacheIdentity, first: int, count: int, private: int | None
+    ) -> dict[int, ExtraKeys]:
+        """Extra keys of those of `count` blocks, by place from `first` on, that may have some.
+
+        private: the block the namespace enters, `None` for the chain without it.
+        """
+        last = min(keys.last_special_block + 1, first + count)
+        special = range(first, last) if identity.images else {0, private or 0}
+        return {i - first: self._extra_keys(identity, i, private) for i in special if first <= i < last}
 
     def _extra_keys(self, identity: CacheIdentity, index: int, private: int | None) -> tuple[tuple[str, str], ...]:
         return extra_keys(

@@ -6,7 +6,7 @@ It needs the leader's prompt computed first, so until then it is parked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.block_pool import Block
@@ -21,7 +21,7 @@ class Fork:
     """
 
     leader: Request
-    blocks: list[Block]
+    blocks: Sequence[Block]
     num_tokens: int
 
 

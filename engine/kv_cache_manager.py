@@ -118,7 +118,7 @@ class KVCacheManager:
         if num_tokens == 0:
             return None
         blocks = self.block_pool.get_blocks(leader.block_ids[: self._num_blocks_for(num_tokens)])
-        return Fork(leader, list(blocks), num_tokens)
+        return Fork(leader, blocks, num_tokens)
 
     def can_admit(
         self, request: Request, computed_blocks: Sequence[Block], reserved_blocks: int, fork: Fork | None = None
@@ -166,15 +166,14 @@ class KVCacheManager:
         pool = self.block_pool
         if fork is not None:
             computed_blocks = fork.blocks
-        num_hit_tokens = len(computed_blocks) * self.block_size if fork is None else fork.num_tokens
-        start = num_hit_tokens or request.num_computed_tokens
+        start = len(computed_blocks) * self.block_size if fork is None else fork.num_tokens
         copies = fork is not None and self._must_copy(fork)
         num_new_blocks = self._num_blocks_for(start + num_new_tokens) - len(computed_blocks)
         if num_new_blocks + copies + _num_free(computed_blocks) > pool.num_free_blocks:
             return False
         pool.touch(computed_blocks)
         request.block_ids.extend(block.block_id for block in computed_blocks)
-        request.num_indexed_blocks = num_hit_tokens // self.block_size if self.enable_prefix_caching else 0
+        request.num_indexed_blocks = start // self.block_size if self.enable_prefix_caching else 0
         request.num_computed_tokens = start
         request.weights_version = self.weights_version
         if copies and fork is not None:
