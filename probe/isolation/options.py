@@ -22,8 +22,8 @@ HIT_SHARE = 0.25  # of a prefix; a chat template's few shared tokens are no hit
 _CANARY_REQUESTS = 6
 _SALT_REQUESTS = 5
 _FACT_TOKENS = {"testbed": 3, "plain": 16}  # at most, whatever the tokenizer
-_OTHER_TOKENS = {"testbed": 16, "plain": 100}  # of a twin prompt: question, instruction, example, chat template
-_FEWEST_FACTS = 8
+_OTHER_TOKENS = {"testbed": 16, "plain": 140}  # of a twin prompt: question, instruction, example, chat template
+_FEWEST_FACTS = 4
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Setting:
     kind: Kind
     prefix_tokens: int
     vocab_size: int | None = None
-    facts: int = FACTS
+    facts: int | None = None
 
 
 def is_hit(cached_tokens: int, of_new: int, prefix_tokens: int) -> bool:
@@ -120,11 +120,11 @@ def fitted_prefix(options: IsolationOptions, max_model_len: int | None) -> int:
 def fitted_facts(kind: Kind, max_model_len: int | None) -> int:
     """Facts of a twin prompt in this context; raises `ProbeError` where too few fit."""
     if max_model_len is None:
-        return FACTS
+        return FACTS[kind]
     facts = (max_model_len - ANSWER_TOKENS[kind] - _OTHER_TOKENS[kind]) // _FACT_TOKENS[kind]
     if facts < _FEWEST_FACTS:
         raise ProbeError(f"a context of {max_model_len} tokens is too short for twin prompts")
-    return min(FACTS, facts)
+    return min(FACTS[kind], facts)
 
 
 def plan_budget(options: IsolationOptions, setting: Setting | None = None) -> Budget:
@@ -135,7 +135,7 @@ def plan_budget(options: IsolationOptions, setting: Setting | None = None) -> Bu
     tokens = generated = 0
     if "leak-canary" in options.checks:
         by_check["leak-canary"] = _CANARY_REQUESTS * options.probes
-        tokens += by_check["leak-canary"] * (setting.facts * _FACT_TOKENS[kind] + _OTHER_TOKENS[kind])
+        tokens += by_check["leak-canary"] * ((setting.facts or FACTS[kind]) * _FACT_TOKENS[kind] + _OTHER_TOKENS[kind])
         generated += by_check["leak-canary"] * ANSWER_TOKENS[kind]
     if "side-channel" in options.checks:
         pairs = 2 * options.probes

@@ -17,8 +17,9 @@ from engine.testbed.tasks import KEYS, VALUES
 Kind = Literal["testbed", "plain"]
 Verdict = Literal["own", "leak", "other"]
 
-FACTS = 48  # told in a prompt: about 150 tokens of testbed, 600 of English
-ANSWER_TOKENS = {"testbed": 4, "plain": 12}
+FACTS = {"testbed": 48, "plain": 8}  # told in a prompt of 150 to 200 tokens; small models answer so many rightly
+ANSWER_TOKENS = {"testbed": 4, "plain": 24}
+_SHOTS = 2
 _PLACES = 4
 _INSTRUCTION = "Answer with the bare number, nothing else."
 _THINGS = ("archive", "barn", "boat", "cabinet", "cart", "chest", "door", "drawer", "house", "locker", "shed", "wagon")
@@ -42,8 +43,12 @@ class Twin:
     max_tokens: int
 
 
-def make_twins(kind: Kind, seed: int | str, facts: int = FACTS) -> Twin:
-    """Twins in the testbed model's language, or in English for any model. The same arguments give the same twins."""
+def make_twins(kind: Kind, seed: int | str, facts: int | None = None) -> Twin:
+    """Twins in the testbed model's language, or in English for any model; the same arguments give the same twins.
+
+    facts: told in a prompt, at least 4 (None: FACTS).
+    """
+    facts = facts or FACTS[kind]
     rng = random.Random(f"kvoncall twins:{kind}:{seed}")
     place = rng.randrange(_PLACES) / (_PLACES - 1)
     asked = round(place * (facts - 1))
@@ -78,16 +83,17 @@ def _testbed(rng: random.Random, facts: int, asked: int, place: float) -> Twin:
 
 
 def _plain(rng: random.Random, facts: int, asked: int, place: float) -> Twin:
-    names = rng.sample([f"{thing} {number}" for thing in _THINGS for number in range(10, 100)], facts + 1)
+    """Questions about two other facts come first, with their answers: base models then answer as tuned ones do."""
+    names = rng.sample([f"{thing} {number}" for thing in _THINGS for number in range(10, 100)], facts)
     answer_a, answer_b, *values = [str(n) for n in rng.sample(range(10_000, 100_000), facts + 2)]
-    example, *names = names
+    shots = rng.sample([index for index in range(facts) if index != asked], _SHOTS)
     sheet, other_sheet = (f"Sheet {rng.choice('ABCDEFGH')}-{number}." for number in rng.sample(range(100, 1000), 2))
 
     def prompt(answer: str, sheet: str = sheet) -> str:
-        told = [*values[:asked], answer, *values[asked + 1 :]]
+        told = [*values[:asked], answer, *values[asked + 1 : facts]]
         notes = "\n".join(f"The code of {name} is {value}." for name, value in zip(names, told, strict=True))
-        shot = f"The code of {example} is 4096.\nQ: What is the code of {example}?\nA: 4096"
-        return f"{sheet} {_INSTRUCTION}\n\n{shot}\n\n{notes}\nQ: What is the code of {names[asked]}?\nA:"
+        solved = "\n\n".join(f"Q: What is the code of {names[shot]}?\nA: {told[shot]}" for shot in shots)
+        return f"{sheet} {_INSTRUCTION}\n\n{notes}\n\n{solved}\n\nQ: What is the code of {names[asked]}?\nA:"
 
     control = prompt(answer_b, other_sheet)
     return Twin("plain", prompt(answer_a), prompt(answer_b), control, answer_a, answer_b, place, ANSWER_TOKENS["plain"])

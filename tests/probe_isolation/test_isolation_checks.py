@@ -266,7 +266,7 @@ def test_a_round_stays_within_its_budget(cache: Any, make_round: Rounds, leaks: 
 def test_prompts_fit_the_context() -> None:
     options = IsolationOptions()
     assert [fitted_prefix(options, length) for length in (None, 4096, 512)] == [1024, 1024, 256]
-    assert (fitted_facts("testbed", 2048), fitted_facts("plain", None)) == (48, 48)
+    assert (fitted_facts("testbed", 2048), fitted_facts("plain", None)) == (48, 8)
     assert len(split_tokens(make_twins("testbed", 1, fitted_facts("testbed", 128)).control_b)) < 128 - 4
     with pytest.raises(ProbeError, match="too short for this probe"):
         fitted_prefix(options, 100)
