@@ -17,8 +17,8 @@ from engine.request import Request
 
 MAX_TOKENS = 22  # of a request
 
-Slot = tuple[int, Namespace]
-"""State of a token and the namespace it was computed in."""
+Slot = tuple[int, Namespace | None]
+"""State of a token, and the namespace it was computed in; `None` in a block named as public."""
 
 BlockKey = tuple[object, int]
 """Who may find a block, and the state of its last token."""
@@ -80,8 +80,12 @@ class Shadow:
         return states
 
     def settle_public(self, tracked: Tracked) -> None:
-        """Public is the longest common start of a prompt and a registered prefix, up to the first image."""
-        if tracked.num_public is None:
+        """Public is the longest common start of a prompt and a registered prefix, up to the first image.
+
+        Which prefixes are registered counts when the request's blocks get their names, once for given weights.
+        """
+        keys = tracked.request.block_keys
+        if tracked.num_public is None and keys is not None and keys.weights_version == self.weights_version:
             common = (common_length(tracked.request.prompt_token_ids, prefix) for prefix in self.public)
             offsets = [span.offset for span in tracked.identity.images]
             tracked.num_public = min(max(common, default=0), *offsets, MAX_TOKENS)
@@ -106,7 +110,8 @@ class Shadow:
         for position, slot in enumerate(self.read(block_ids, count)):
             assert slot is not None, f"token {position}: a slot nobody has written"
             assert slot[0] == states[position], f"token {position}: not what a cold run computes"
-            assert slot[1] == namespace or position < num_public, f"token {position}: KV of another namespace"
+            mine = slot[1] is None or slot[1] == namespace or (slot[1] == () and position < num_public)
+            assert mine, f"token {position}: KV of another namespace"
 
     def expired(self, block_id: int) -> bool:
         return (
@@ -163,15 +168,25 @@ class Shadow:
 
     def name_computed(self, tracked: Tracked) -> None:
         """Full and computed blocks can be found from now on."""
-        for index in range(tracked.request.num_computed_tokens // self.block_size):
+        size = self.block_size
+        for index in range(tracked.request.num_computed_tokens // size):
             block_id = tracked.request.block_ids[index]
             if block_id not in self.names:
                 self.names[block_id] = self.key(tracked, index)
+                if index < (tracked.num_public or 0) // size:
+                    slots = slice(block_id * size, (block_id + 1) * size)
+                    self.slots[slots] = [slot and (slot[0], None) for slot in self.slots[slots]]
 
     def handed_out(self, block_ids: Sequence[int]) -> None:
         """New blocks: nobody finds what they held. It stays there until the step that writes them."""
-        for block_id in block_ids:
-            self.evictions += self.names.pop(block_id, None) is not None
+        evicted = [block_id for block_id in block_ids if self.names.pop(block_id, None) is not None]
+        self.evictions += len(evicted)
+        if evicted:
+            newest = max(self.released[block_id] for block_id in evicted)
+            for block_id, last_use in self.released.items():
+                if self.pool.blocks[block_id].ref_cnt == 0:
+                    assert block_id in self.names, "content is dropped although an empty block is free"
+                    assert last_use > newest, "content is dropped that was used after other content"
 
     def given_back(self, block_ids: Sequence[int]) -> None:
         """A table was freed, last block first; those nobody holds any more were last used now."""
@@ -213,10 +228,10 @@ class Shadow:
             assert block.next_free.prev_free is block
             assert block.prev_free.next_free is block
             assert (block.next_free is block) == (block.ref_cnt > 0 or block.block_id == 0)
-        expected = [
-            (CACHED if block.block_id in self.names else FREE) if not block.ref_cnt else min(USED + block.ref_cnt - 1, SHARED)
-            for block in blocks[1:]
-        ]  # fmt: skip
+        expected = []
+        for block in blocks[1:]:
+            free = CACHED if block.block_id in self.names else FREE
+            expected.append((free, USED, SHARED)[min(block.ref_cnt, 2)])
         assert pool.snapshot() == expected
 
 
