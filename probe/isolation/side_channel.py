@@ -62,7 +62,7 @@ async def probe_ttft(client: IsolationClient, options: SideChannelOptions) -> Ch
 
 
 async def _look(round_: Round, looks: Sequence[int]) -> list[Pair]:
-    """Pairs until a look decides; how many each look has."""
+    """Pairs until a look at their times decides; `looks`: how many there are at each."""
     pairs: list[Pair] = []
     victim, attacker = round_.member("a"), round_.member("b")
     await round_.attempt(_ask(round_, round_.fresh("first"), attacker))  # a first connection is slow, and no pair

@@ -118,6 +118,16 @@ def test_a_cache_that_is_off_is_said_so(cache: Any, make_round: Rounds) -> None:
     assert "so the cache is off or saves too little to be seen" in ttft.sentence
 
 
+@pytest.mark.parametrize(("scope", "verdict"), [("global", "leak shown"), ("session", "no leak")])
+def test_times_can_be_judged_alone_by_so_many_pairs(cache: Any, make_round: Rounds, scope: str, verdict: str) -> None:
+    cache.scope, cache.noise_s = scope, 0.0  # equal times: all ties
+    client: Any = make_round().client
+    options = side_channel.SideChannelOptions(pairs=60, prefix_tokens=64)
+    result = asyncio.run(side_channel.probe_ttft(client, options))
+    assert (result.check, result.verdict, result.probes) == ("side-channel-ttft", verdict, 60)
+    assert client.requests_sent == 1 + 1 + 3 * 60 + 15
+
+
 # Salt
 
 
