@@ -1,7 +1,8 @@
 """Choices of one request share a block that is not full, and none of them copies it before writing into it.
 
-Each choice is sampled with a seed of its own, so what it would say alone is known. Without copy-on-write they write
-into each other's last block and go on from each other's text.
+Each choice is drawn with a seed of its own, so what it would say alone is known. Without copy-on-write the choices
+write their tokens over each other's and go on from what another one said. The temperature is high, so that they part
+at once and what they say next depends on what they read.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from probe.replay.attacks.attack import Tally, each, nobody, session, spans
 from probe.replay.attacks.facts import draw_facts, next_turn, told
 
 CHOICES = 5
-FACTS = 8  # 25 tokens with <bos>: a full block and nine tokens of the next
-MOST_TOKENS = 12
+FACTS = 8  # 26 tokens with <bos> and "?": a full block and ten tokens of the next
+MOST_TOKENS = 8
+TEMPERATURE = 2.0
 ROUNDS = 10  # requests at a time: each is asked alone as well
 
 
@@ -41,7 +43,8 @@ class SharedPartialBlock:
     async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
         """Requests of CHOICES choices; every choice but the first is compared with itself alone."""
         count = -(-requests // (CHOICES - 1))
-        asked = [_Asked(told(draw_facts(rng, FACTS)), rng.randrange(2**31), session(f"p{n}")) for n in range(count)]
+        prompts = [told(draw_facts(rng, FACTS)) + "?" for _ in range(count)]
+        asked = [_Asked(text, rng.randrange(2**31), session(f"p{n}")) for n, text in enumerate(prompts)]
         for start in range(0, len(asked), ROUNDS):
             await each(asked[start : start + ROUNDS], lambda one: self._compare(client, one, tally))
 
@@ -70,7 +73,7 @@ class SharedPartialBlock:
 
     @staticmethod
     async def _ask(client: IsolationClient, prompt: str, caller: Caller, seed: int, n: int) -> tuple[str, ...]:
-        answer = await client.ask(prompt, caller, max_tokens=MOST_TOKENS, n=n, seed=seed, temperature=1.0)
+        answer = await client.ask(prompt, caller, max_tokens=MOST_TOKENS, n=n, seed=seed, temperature=TEMPERATURE)
         return answer.choices
 
 
@@ -82,7 +85,7 @@ def _example(prompt: str, together: tuple[str, ...], index: int, alone: str, cal
     strayed = together[index]
     same = next((i for i, (a, b) in enumerate(zip(strayed, alone, strict=False)) if a != b), len(alone))
     return {
-        "title": "One choice went on from another's text",
+        "title": "One choice went on from what another had said",
         "sentence": f"Alone, choice {index + 1} says {alone!r}. Beside the others it says {strayed!r}: they wrote into "
         f"one block.",
         "sessions": [
