@@ -137,14 +137,12 @@ class ModelRunner:
         state.num_blocks = len(block_ids)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy on write: fills blocks that requests got in the place of shared ones, and the open rows of forks."""
+        """Copy on write: fills the blocks that forks got in the place of their leaders' last ones, and open rows."""
         rows: list[tuple[int, int]] = []
         for copy in copies:
-            state = self._states[copy.request.request_id]
-            if copy.index < state.num_blocks:
-                self._block_table[state.row, copy.index] = copy.target
-            self._add_blocks(state, copy.request.block_ids)
             if copy.source_row_of is not None:
+                state = self._states[copy.request.request_id]
+                self._add_blocks(state, copy.request.block_ids)
                 rows.append((self._states[copy.source_row_of.request_id].row, state.row))
         sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
         paged = [cache for cache in self.kv_caches if isinstance(cache, LayerKVCache)]

@@ -305,9 +305,9 @@ class Scheduler:
     def _leader_of(self, request: Request) -> Request | None:
         """The unfinished request whose blocks this one may start from."""
         leader = request.fork_of
-        if leader is None or not self.config.enable_fork_sharing or leader.request_id not in self.requests:
+        if leader is None or not self.config.enable_fork_sharing:
             return None
-        return leader
+        return leader if self.requests.get(leader.request_id) is leader else None
 
     def _release_forks(self, leader: Request) -> None:
         """Lets the children of a leader, which has its first token or is gone, compete for room."""
