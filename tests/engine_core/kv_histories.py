@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -28,7 +29,7 @@ def machine_with(
     caching: bool = True, crowd: Sequence[CacheIdentity] = (), block_size: int | None = None, **options: Any
 ) -> type[KVCacheMachine]:
     """A machine of its own, with these clients and options of the manager, whatever a history draws."""
-    own: dict[str, Any] = {"caching": caching, "options": options, "steps_of_histories": []}
+    own: dict[str, Any] = {"caching": caching, "options": options, "steps_of_histories": [], "seen": Counter()}
     if "ttl" in options:
         own["ttls"] = [options["ttl"]]
     if crowd:
@@ -43,8 +44,8 @@ def run_histories(
 ) -> None:
     """Plays `examples` histories of `steps` steps, always the same for one `start`; raises what the machine raises.
 
-    `machine.steps_of_histories` says how long they were. Shrinking a failure can take minutes; with `shrink` false the
-    history that failed is shown as it was.
+    `machine.steps_of_histories` says how long they were, `machine.seen` what happened. Shrinking a failure can take
+    minutes; with `shrink` false the history that failed is shown as it was.
     """
     chosen = settings(
         max_examples=examples, stateful_step_count=steps, deadline=None, database=None, report_multiple_bugs=False,

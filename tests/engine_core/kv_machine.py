@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import Counter
 from typing import Any, ClassVar
 
 import pytest
@@ -65,6 +66,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         [IDENTITIES[first - number] for number in range(3)] for first in range(len(IDENTITIES))
     ]
     steps_of_histories: ClassVar[list[int]] = []
+    seen: ClassVar[Counter[str]] = Counter()  # what happened in them
 
     @initialize(num_blocks=st.integers(2, 32), word=WORD)
     def start(self, num_blocks: int, word: int) -> None:
@@ -143,8 +145,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     def admit(self, tracked: Tracked, amount: int, whole: bool) -> None:
         """From its leader's blocks if those hold more than the prefix cache, as the scheduler has it, or anyway."""
         request, size = tracked.request, self.block_size
-        hits = self.look_up(tracked)
-        fork = self.find_fork(tracked)
+        hits, fork = self.look_up(tracked), self.find_fork(tracked)
         if fork is not None and (amount % 2 or fork.num_tokens > len(hits) * size):
             start, kept, room = fork.num_tokens, fork.num_tokens // size, 0
         else:
@@ -165,6 +166,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         if fork is not None and start % size:
             self.copies += 1
         self.shadow.handed_out(request.block_ids[kept:])
+        tracked.rooted = fork is None or tracked.leader is None or tracked.leader.num_public == tracked.num_public
         tracked.pending, tracked.forked, tracked.leader = count, fork is not None, None
         self.waiting.remove(tracked)
         self.held.append(tracked)
@@ -297,7 +299,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.shadow.given_back(block_ids)
 
     def offload(self, tracked: Tracked) -> None:
-        """Copies the cached blocks of a victim out, as a connector to host memory does."""
+        """Copies a victim's cached blocks out, as a connector to host memory does."""
         size, names = self.block_size, self.shadow.names
         for block_id in tracked.request.block_ids:
             if block_id in names:
@@ -320,7 +322,7 @@ class KVCacheMachine(RuleBasedStateMachine):
 
     def free_twice(self, amount: int) -> None:
         block = self.pool.blocks[amount % self.pool.num_blocks]
-        if block.ref_cnt == 0:
+        if not block.ref_cnt:
             with pytest.raises(ValueError, match="nobody holds it"):
                 self.pool.free_blocks([block])
 
@@ -344,15 +346,14 @@ class KVCacheMachine(RuleBasedStateMachine):
 
     def load_weights(self, amount: int) -> None:
         """Everybody is preempted, before or after the cache is told."""
-        preempted = self.held[::-1]
-        if amount % 2:
-            self.manager.new_weights()
-            self.shadow.names.clear()
-        for tracked in preempted:
-            self.preempt(tracked)
-        if not amount % 2:
-            self.manager.new_weights()
-            self.shadow.names.clear()
+        preempted = self.held[::-1]  # the first comes back first
+        for told in (amount % 2, 1 - amount % 2):
+            if told:
+                self.manager.new_weights()
+                self.shadow.names.clear()
+                continue
+            for tracked in preempted:
+                self.preempt(tracked)
         self.shadow.weights_version += 1
         for tracked in self.waiting:
             tracked.states.clear()
@@ -385,6 +386,10 @@ class KVCacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "held"):
             return
         self.steps_of_histories.append(self.steps)
+        self.seen.update(
+            hits=self.hits, lost=self.lost, forks=self.forks, copies=self.copies, expired=self.expired,
+            evictions=self.shadow.evictions, weights=self.shadow.weights_version,
+        )  # fmt: skip
         if sys.exc_info()[0] is not None:
             return  # what failed is to be seen, not what it left behind
         for tracked in list(self.held):

@@ -29,7 +29,8 @@ class Tracked:
     """A request and what the model knows of it.
 
     leader: the request it may fork from. pending: slots allocated for a step that has not run. forked: it
-    started, this time, from a leader's blocks. num_public: tokens of
+    started, this time, from a leader's blocks. rooted: not from blocks named otherwise than its own would be, because
+    other prefixes were public then. num_public: tokens of
     the prompt everybody may share, settled when its blocks are first named.
     """
 
@@ -37,6 +38,7 @@ class Tracked:
     leader: Tracked | None = None
     pending: int = 0
     forked: bool = False
+    rooted: bool = True
     num_public: int | None = None
     states: list[int] = field(default_factory=list)
 
@@ -61,6 +63,7 @@ class Shadow:
         self.public: list[list[int]] = []
         self.slots: list[Slot | None] = [None] * (pool.num_blocks * block_size)
         self.names: dict[int, BlockKey] = {}  # of cached blocks, in use or not
+        self.rooted: dict[int, bool] = {}
         self.evictions = 0
         self.released: dict[int, tuple[int, float]] = {}  # free blocks: in which order, and when, given back
         self._order = itertools.count()
@@ -173,6 +176,7 @@ class Shadow:
             block_id = tracked.request.block_ids[index]
             if block_id not in self.names:
                 self.names[block_id] = self.key(tracked, index)
+                self.rooted[block_id] = tracked.rooted
                 if index < (tracked.num_public or 0) // size:
                     slots = slice(block_id * size, (block_id + 1) * size)
                     self.slots[slots] = [slot and (slot[0], None) for slot in self.slots[slots]]
@@ -222,7 +226,10 @@ class Shadow:
         assert sum(states.values()) == pool.num_usable_blocks
 
     def check_details(self) -> None:
-        """Links, snapshot and index: dearer than `check_pool`, hence not after every step."""
+        """Links, snapshot and parents: dearer than `check_pool`, hence not after every step.
+
+        Whoever finds a block finds the blocks before it: content is dropped, and expires, from the end of a prefix.
+        """
         pool, blocks = self.pool, self.pool.blocks
         for block in blocks:
             assert block.next_free.prev_free is block
@@ -233,6 +240,10 @@ class Shadow:
             free = CACHED if block.block_id in self.names else FREE
             expected.append((free, USED, SHARED)[min(block.ref_cnt, 2)])
         assert pool.snapshot() == expected
+        for block_id in self.names:
+            cached = blocks[block_id].cached
+            if self.rooted[block_id] and cached.parent_hash is not None and not self.expired(block_id):
+                assert pool.get_cached_block(cached.parent_hash) is not None, "a block outlives the one before it"
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 import engine.block_hash
 import engine.kv_cache_manager
+import engine.prefix_audit
 from engine.block_hash import BlockHasher
 from engine.block_pool import Block, BlockPool, FreeBlockQueue
 from engine.cache_identity import Adapter, CacheIdentity, ImageSpan
@@ -226,14 +227,18 @@ def public_prefixes_end_a_block_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockHasher, "_num_public_blocks", lambda self, request: count(self, request) + bool(self._public))
 
 
+def isolation_seems_to_cost_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(engine.prefix_audit, "_run_of_others", lambda pool, content_hashes: 0)
+
+
 MUTANTS: dict[str, tuple[Mutate, dict[str, Any]]] = {
-    "copies are never made": (copies_are_never_made, {}),
+    "copies are never made": (copies_are_never_made, {"caching": False}),
     "copies of freed requests are made": (
         copies_of_freed_requests_are_made,
         {"caching": False, "block_size": 4, "crowd": CLIENTS[:1], "keeps_open_blocks": False},
     ),
-    "a fork trusts any identity": (a_fork_trusts_any_identity, {"crowd": CLIENTS}),
-    "a fork compares no tokens": (a_fork_compares_no_tokens, {}),
+    "a fork trusts any identity": (a_fork_trusts_any_identity, {"caching": False, "crowd": CLIENTS}),
+    "a fork compares no tokens": (a_fork_compares_no_tokens, {"caching": False}),
     "touch counts only the first holder": (touch_counts_only_the_first_holder, {}),
     "touch leaves blocks in the queue": (touch_leaves_blocks_in_the_queue, {}),
     "free forgets a block": (free_forgets_a_block, {}),
@@ -249,6 +254,7 @@ MUTANTS: dict[str, tuple[Mutate, dict[str, Any]]] = {
     "new weights leave names to blocks in use": (new_weights_leave_names_to_blocks_in_use, {}),
     "the parent is not in the key": (the_parent_is_not_in_the_key, {}),
     "public prefixes end a block late": (public_prefixes_end_a_block_late, {"crowd": CLIENTS}),
+    "isolation seems to cost nothing": (isolation_seems_to_cost_nothing, {"crowd": CLIENTS}),
     "namespaces are not in the key": (in_the_key(lambda who: replace(who, namespace=())), {"crowd": CLIENTS}),
     "salts are not in the key": (in_the_key(lambda who: replace(who, namespace=who.namespace[:1])), {"crowd": SALTED}),
     "adapters are not in the key": (in_the_key(lambda who: replace(who, adapter=None)), {"crowd": ADAPTERS}),

@@ -20,6 +20,7 @@ def test_histories_with_prefix_caching(part: int) -> None:
     machine = machine_with()
     run_histories(machine, examples=10, steps=2000, start=part, shrink=SHRINK)
     assert sum(steps >= 2000 for steps in machine.steps_of_histories) >= 10, "fewer or shorter than they claim"
+    assert min(machine.seen.values()) > 0, f"something never happened: {machine.seen}"
 
 
 @pytest.mark.parametrize("fork_sharing", [True, False])
