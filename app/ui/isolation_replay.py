@@ -20,6 +20,7 @@ from app.ui.tables import show_table
 from probe.store import JournalEntry, Replay
 
 NODES_SHOWN = 16
+LEAK_SHOWN = 40
 PHASES = {"before": "before the change", "after": "after the change"}
 Phase = Mapping[str, Any]
 
@@ -81,10 +82,15 @@ def show_example(example: Mapping[str, Any], name: str) -> None:
 
 def show_outcome(example: Mapping[str, Any]) -> None:
     """What leaked, and what the same question gets when nothing is cached."""
-    leaked = str(example.get("leaked") or "").strip()
+    leaked = shorten(str(example.get("leaked") or "").strip())
     badge = f":red-badge[■ leaked] “**{words.plain(leaked)}**”" if leaked else ":red-badge[■ not from its own text]"
     cold = words.plain(str(example.get("cold_answer") or "").strip())
     st.markdown(f"{badge} &nbsp; Answered cold, with nothing cached: “{cold}”")
+
+
+def shorten(text: str, most: int = LEAK_SHOWN) -> str:
+    """At most `most` characters; the whole stands marked in the conversation."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def show_trees(isolation: Mapping[str, Any]) -> None:

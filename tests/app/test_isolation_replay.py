@@ -14,7 +14,7 @@ import app.ui.incidents_page as incidents_page
 from app.runtime import Runtime
 from app.ui import prefix_tree
 from app.ui.conversations import segments, side_by_side
-from app.ui.isolation_replay import figures
+from app.ui.isolation_replay import figures, shorten
 from probe.store import Store
 
 Open = Callable[..., Any]
@@ -95,6 +95,11 @@ def test_figures_of_a_replay_that_ended_before_its_change() -> None:
 )
 def test_marks_cut_the_text_without_losing_any(marks: list[list[int]], pieces: list[tuple[str, bool]]) -> None:
     assert list(segments("secret", marks)) == pieces
+
+
+def test_a_long_leak_is_told_by_its_beginning() -> None:
+    assert shorten("4711") == "4711"
+    assert shorten("abcdef", most=4) == "abc…"
 
 
 def test_no_text_becomes_markup() -> None:
