@@ -182,10 +182,10 @@ class BlockHasher:
         """The names of all full blocks of a request's tokens so far.
 
         Names the blocks that filled up since the last call; a block is named once in the life of a request,
-        preemptions included, unless the weights change while it holds no blocks.
+        preemptions included, unless the weights change.
         """
         keys = request.block_keys
-        if keys is None or (keys.weights_version != self.weights_version and not request.block_ids):
+        if keys is None or keys.weights_version != self.weights_version:
             keys = request.block_keys = self._new_keys(request)
         size = self.block_size
         first, end = len(keys.hashes), len(request.all_token_ids) // size

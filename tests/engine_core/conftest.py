@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import zlib
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 import pytest
 
@@ -253,9 +251,3 @@ def salted() -> Callable[[str | None], CacheIdentity]:
 @pytest.fixture(scope="session")
 def check_integrity() -> Callable[[BlockPool, Sequence[Sequence[int]]], None]:
     return check_pool
-
-
-@pytest.fixture(scope="session")
-def kv_machine() -> ModuleType:
-    """The machine of random histories, `kv_machine.py`."""
-    return importlib.import_module("tests.engine_core.kv_machine")

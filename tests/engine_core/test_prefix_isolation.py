@@ -176,6 +176,20 @@ def test_who_began_under_other_weights_names_nothing_more() -> None:
     assert len(manager.get_computed_blocks(request)) == 4  # named again, for the weights of now
 
 
+def test_who_comes_back_without_a_lookup_is_named_for_the_weights_of_now() -> None:
+    manager = make_manager()
+    request = Request("r", TOKENS, SamplingParams(prompt_logprobs=0))  # computes every position, so finds nothing
+    for _ in range(2):
+        assert manager.get_computed_blocks(request) == []
+        assert manager.allocate_slots(request, len(TOKENS))
+        request.num_computed_tokens = len(TOKENS)
+        manager.cache_computed_blocks(request)
+        manager.free(request)
+        request.num_computed_tokens = 0
+        assert len(manager.get_computed_blocks(Request("other", TOKENS, SamplingParams()))) == 4
+        manager.new_weights()
+
+
 def colliding_prompts() -> tuple[list[int], list[int]]:
     """Two prompts whose first blocks have the same 16 bits."""
     seen: dict[bytes, int] = {}
