@@ -16,7 +16,7 @@ from probe.isolation.result import CheckName
 from probe.replay.attacks.attack import Ask, Case, CaseAttack, session
 from probe.replay.attacks.facts import Fact, draw_facts, other_value, question, told
 
-FACTS = 5  # of three tokens each: on the form, that with <bos> is a block, and in the picture, one with a line break
+FACTS = 5  # of three tokens each: <bos> and the form are a block, the picture and the "?" after it are another
 
 
 class MissingImageKey(CaseAttack):
