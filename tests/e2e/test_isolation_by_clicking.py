@@ -33,7 +33,7 @@ def test_leak_is_seen_in_the_replay_and_in_a_round_of_the_probe(
     page.goto(f"{app.url}/incidents?replay={replay.id}")
     see_both_conversations(page)
     see_both_trees(page)
-    page.get_by_role("link", name="Isolation").click()
+    page.get_by_role("link", name=re.compile(r"\bIsolation$")).click()
     see_the_round(page)
     for role in ("stException", "stAlertContentError"):
         expect(page.get_by_test_id(role)).to_have_count(0)
