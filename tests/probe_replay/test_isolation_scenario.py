@@ -55,7 +55,7 @@ def test_an_answer_from_another_session_is_a_breach_and_both_sides_are_shown() -
     shown = tally.examples[0]
     assert (shown["leaked"], shown["cold_answer"], shown["sentence"]) == ("37", "62", "37 instead of 62")
     (told, answered), (_, leaked) = (side["messages"] for side in shown["sessions"])
-    assert [told["text"][start:end] for start, end in told["marks"]] == ["=37"]
+    assert [told["text"][start:end] for start, end in told["marks"]] == ["37"]
     assert [answered["text"], leaked["text"], leaked["marks"]] == ["37", "37", [[0, 2]]]
 
 

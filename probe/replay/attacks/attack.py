@@ -183,16 +183,13 @@ def example(case: Case, told: str, answer: str, cold: str, sentence: str) -> dic
 
 
 def conversation(name: str, ask: Ask, answer: str, marked: str | None, *, in_question: bool = False) -> dict[str, Any]:
-    """One side of an example; `marked` text is marked in the answer, or in the question too."""
+    """One side of an example; `marked` text is marked in the answer, or also where the question tells it as a value."""
+    asked = [[start + 1, end] for start, end in spans(ask.text, f"={marked}")] if marked and in_question else []
     return {
         "name": name,
         "owner": ask.caller.tenant or "",
         "messages": [
-            {
-                "role": "user",
-                "text": ask.text,
-                "marks": spans(ask.text, f"={marked}") if marked and in_question else [],
-            },
+            {"role": "user", "text": ask.text, "marks": asked},
             {"role": "assistant", "text": answer, "marks": spans(answer, marked)},
         ],
     }
