@@ -29,8 +29,9 @@ endif
 run: $(STAMP) $(RUN_NEEDS) ## the app on http://localhost:8501 with a live engine; MODEL=gemma serves Gemma 3 270M
 	KVONCALL_ENGINE_FLAGS="$(RUN_FLAGS) $$KVONCALL_ENGINE_FLAGS" $(BIN)/streamlit run app --server.port $(PORT)
 
+# One thread of torch a process: two workers and their engines share two cores.
 test: $(STAMP) $(GEMMA) lint ## every test
-	$(BIN)/pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -88,7 +88,7 @@ def _package(name: str, algo: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise ConfigError(
-            f"--prefix-caching-hash-algo {algo} needs the package {name}: pip install kvoncall[hashes], or use sha256"
+            f"--prefix-caching-hash-algo {algo} needs the package {name}: pip install 'kvoncall[hashes]', or use sha256"
         ) from None
 
 

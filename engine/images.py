@@ -107,7 +107,7 @@ def _pixels(png: bytes) -> tuple[NDArray[np.uint8], str]:
     try:
         from PIL import Image
     except ImportError:
-        raise ImageError("images need the package pillow: pip install pillow") from None
+        raise ImageError("images need the package pillow: pip install 'kvoncall[images]'") from None
     if len(png) > MAX_BYTES:
         raise ImageError(f"is larger than {MAX_BYTES} bytes")
     try:

@@ -144,5 +144,5 @@ def test_other_models_read_no_pictures(serve: Callable[..., TestClient]) -> None
 def test_without_pillow_the_answer_says_what_to_install(testbed: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = draw("ax=37;")
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(ImageError, match="pip install pillow"):
+    with pytest.raises(ImageError, match="kvoncall\\[images\\]"):
         read_picture(drawn)
