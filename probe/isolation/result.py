@@ -69,7 +69,8 @@ def conclude(checks: Sequence[CheckResult], error: str | None) -> tuple[Verdict,
     """The verdict of a round and its sentence. A leak that was shown stands, whatever else went wrong."""
     shown = [check for check in checks if check.verdict == "leak shown"]
     if shown:
-        return "leak shown", "leak shown: " + "; ".join(check.sentence for check in shown)
+        others = ", ".join(check.check for check in shown[1:])
+        return "leak shown", f"leak shown: {shown[0].sentence}" + (f"; also by {others}" if others else "")
     if error is not None:
         return "inconclusive", f"inconclusive: stopped early, {error}"
     open_ones = [check for check in checks if check.verdict == "inconclusive"]

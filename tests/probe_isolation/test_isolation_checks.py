@@ -246,6 +246,8 @@ def test_a_leak_stands_whatever_else_happened() -> None:
     doubt = CheckResult("side-channel-ttft", "inconclusive", 80, 0, "times do not decide")
     skipped = CheckResult("cache-salt", "not run", 0, 0, "off")
     assert conclude([quiet, leak], "gone") == ("leak shown", "leak shown: 2 answers")
+    timed = CheckResult("side-channel-ttft", "leak shown", 20, 1, "told by times")
+    assert conclude([leak, timed], None)[1] == "leak shown: 2 answers; also by side-channel-ttft"
     assert conclude([quiet], "gone") == ("inconclusive", "inconclusive: stopped early, gone")
     assert conclude([quiet, doubt], None)[0] == "inconclusive"
     assert conclude([skipped], None)[0] == "inconclusive"
