@@ -128,7 +128,7 @@ def test_xxhash_is_seeded_anew_in_every_process(algo: str) -> None:
 )
 def test_a_missing_package_is_named(algo: str, package: str, packages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"{algo} needs the package {package}: pip install kvoncall\[hashes\]"):
+    with pytest.raises(ConfigError, match=rf"{algo} needs the package {package}: pip install 'kvoncall\[hashes\]'"):
         BlockHasher(2, algo)
 
 
