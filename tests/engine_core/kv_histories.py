@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.internal.constants_ast import Constants
 from hypothesis.stateful import run_state_machine_as_test
 
 from engine.cache_identity import CacheIdentity
@@ -16,11 +17,18 @@ from tests.engine_core.kv_machine import KVCacheMachine
 
 
 @contextlib.contextmanager
-def room_for_long_histories() -> Iterator[None]:
-    """Hypothesis ends a history when its choices fill 8 KiB, long before 2,000 steps."""
+def long_and_always_the_same() -> Iterator[None]:
+    """Lifts two habits of Hypothesis for the histories played inside.
+
+    It ends a history when its choices fill 8 KiB, long before 2,000 steps; and it draws numbers that it finds in the
+    source of whatever modules are loaded, so that a history would depend on the tests that ran before.
+    """
+    providers = "hypothesis.internal.conjecture.providers"
     with (
         mock.patch("hypothesis.internal.conjecture.engine.BUFFER_SIZE", 2**20),
         mock.patch("hypothesis.stateful.BUFFER_SIZE", 2**20),
+        mock.patch(f"{providers}._get_local_constants", Constants),
+        mock.patch(f"{providers}.CONSTANTS_CACHE", {}),
     ):
         yield
 
@@ -51,5 +59,5 @@ def run_histories(
         max_examples=examples, stateful_step_count=steps, deadline=None, database=None, report_multiple_bugs=False,
         phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    with room_for_long_histories():
+    with long_and_always_the_same():
         run_state_machine_as_test(seed(start)(machine), settings=chosen, _min_steps=steps)

@@ -136,11 +136,10 @@ class KVCacheMachine(RuleBasedStateMachine):
         self, prompt: list[int], identity: CacheIdentity, leader: Tracked | None, wants_logprobs: bool = False
     ) -> None:
         params = SamplingParams(max_tokens=99, prompt_logprobs=0 if wants_logprobs else None)
-        request = Request(
-            f"r{next(self.numbers)}", prompt, params, identity=identity, fork_of=leader and leader.request
-        )
+        fork_of = None if leader is None else leader.request
+        request = Request(f"r{next(self.numbers)}", prompt, params, identity=identity, fork_of=fork_of)
         self.waiting.insert(0 if leader else len(self.waiting), Tracked(request, leader))
-        note(f"  {request} of {identity} comes, from {leader and leader.request}")
+        note(f"  {request} of {identity} comes, from {fork_of}")
 
     def admit(self, tracked: Tracked, amount: int, whole: bool) -> None:
         """From its leader's blocks if those hold more than the prefix cache, as the scheduler has it, or anyway."""
@@ -269,7 +268,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         request = leader.request
         tokens = request.prompt_token_ids if amount % 2 else request.all_token_ids[: 1 + amount // 8]
         tail = [9] * (amount // 2 % 3)
-        identity = leader.identity if amount % 8 else self.crowd[amount // 8 % len(self.crowd)]
+        identity = leader.identity if amount % 8 < 5 else self.crowd[amount // 8 % len(self.crowd)]
         if any(span.offset + span.num_tokens > len(tokens) for span in identity.images):
             return
         self.enqueue((tokens + tail)[: self.max_tokens], identity, leader)

@@ -186,6 +186,7 @@ class Shadow:
         evicted = [block_id for block_id in block_ids if self.names.pop(block_id, None) is not None]
         self.evictions += len(evicted)
         if evicted:
+            assert self.released.keys() >= set(evicted), "the content of a block in use is dropped"
             newest = max(self.released[block_id] for block_id in evicted)
             for block_id, last_use in self.released.items():
                 if self.pool.blocks[block_id].ref_cnt == 0:
@@ -242,6 +243,7 @@ class Shadow:
         assert pool.snapshot() == expected
         for block_id in self.names:
             cached = blocks[block_id].cached
+            assert cached is not None
             if self.rooted[block_id] and cached.parent_hash is not None and not self.expired(block_id):
                 assert pool.get_cached_block(cached.parent_hash) is not None, "a block outlives the one before it"
 

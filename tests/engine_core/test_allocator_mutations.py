@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 
-import engine.block_hash
-import engine.kv_cache_manager
-import engine.prefix_audit
 from engine.block_hash import BlockHasher
 from engine.block_pool import Block, BlockPool, FreeBlockQueue
-from engine.cache_identity import Adapter, CacheIdentity, ImageSpan
+from engine.cache_identity import Adapter, CacheIdentity, ImageSpan, extra_keys
 from engine.kv_cache_manager import KVCacheManager
 from engine.request import Request
 from tests.engine_core.kv_histories import machine_with, run_histories
@@ -36,7 +33,7 @@ def fails(machine: type[KVCacheMachine]) -> bool:
     """Whether a machine notices something within the budget."""
     try:
         run_histories(machine, examples=EXAMPLES, steps=STEPS, start=0)
-    except (AssertionError, ValueError, KeyError, IndexError):
+    except (AssertionError, ValueError):  # the pool itself refuses a double free
         return True
     return False
 
@@ -84,7 +81,7 @@ def a_fork_trusts_any_identity(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_fork_compares_no_tokens(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(engine.kv_cache_manager, "common_length", lambda left, right, limit: limit)
+    patch.setattr("engine.kv_cache_manager.common_length", lambda left, right, limit: limit)
 
 
 def touch_counts_only_the_first_holder(patch: pytest.MonkeyPatch) -> None:
@@ -138,6 +135,7 @@ def eviction_takes_a_referenced_block(patch: pytest.MonkeyPatch) -> None:
         used = [block for block in self.blocks if block.ref_cnt == 1 and block.block_hash is not None]
         if count != 1 or not used or self.free_queue.oldest is None:
             return get_new_blocks(self, count)
+        assert used[0].cached is not None
         self.index.remove(used[0], used[0].cached)
         used[0].cached = None
         return [used[0]]
@@ -204,12 +202,10 @@ def in_the_key(change: Callable[[CacheIdentity], CacheIdentity]) -> Mutate:
     """The keys of blocks are made of a changed identity."""
 
     def mutate(patch: pytest.MonkeyPatch) -> None:
-        extra_keys = engine.block_hash.extra_keys
-
         def changed(identity: CacheIdentity, *rest: Any, **options: Any) -> tuple[tuple[str, str], ...]:
             return extra_keys(change(identity), *rest, **options)
 
-        patch.setattr(engine.block_hash, "extra_keys", changed)
+        patch.setattr("engine.block_hash.extra_keys", changed)
 
     return mutate
 
@@ -228,7 +224,7 @@ def public_prefixes_end_a_block_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def isolation_seems_to_cost_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(engine.prefix_audit, "_run_of_others", lambda pool, content_hashes: 0)
+    patch.setattr("engine.prefix_audit._run_of_others", lambda pool, content_hashes: 0)
 
 
 MUTANTS: dict[str, tuple[Mutate, dict[str, Any]]] = {
