@@ -162,11 +162,12 @@ class KVCacheMachine(RuleBasedStateMachine):
         assert self.manager.allocate_slots(request, count, () if fork else hits, fork)
         assert request.num_computed_tokens == start
         self.shadow.settle_public(tracked)
-        if fork is not None and start % size:
-            self.copies += 1
+        self.copies += fork is not None and start % size != 0
         self.shadow.handed_out(request.block_ids[kept:])
-        tracked.rooted = fork is None or tracked.leader is None or tracked.leader.num_public == tracked.num_public
-        tracked.pending, tracked.forked, tracked.leader = count, fork is not None, None
+        leader = tracked.leader if fork else None
+        tracked.rooted = leader is None or (leader.rooted and leader.num_public == tracked.num_public)
+        tracked.inherited = 0 if leader is None else max(leader.num_public or 0, leader.inherited)
+        tracked.pending, tracked.forked, tracked.leader = count, leader is not None, None
         self.waiting.remove(tracked)
         self.held.append(tracked)
 

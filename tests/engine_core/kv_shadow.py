@@ -30,7 +30,7 @@ class Tracked:
 
     leader: the request it may fork from. pending: slots allocated for a step that has not run. forked: it
     started, this time, from a leader's blocks. rooted: not from blocks named otherwise than its own would be, because
-    other prefixes were public then. num_public: tokens of
+    other prefixes were public then. inherited: tokens that were public for its leader. num_public: tokens of
     the prompt everybody may share, settled when its blocks are first named.
     """
 
@@ -39,6 +39,7 @@ class Tracked:
     pending: int = 0
     forked: bool = False
     rooted: bool = True
+    inherited: int = 0
     num_public: int | None = None
     states: list[int] = field(default_factory=list)
 
@@ -108,7 +109,7 @@ class Shadow:
     def check_content(self, tracked: Tracked, block_ids: Sequence[int], count: int) -> None:
         """The first `count` tokens are what a cold run computes, and nobody else's unless they are public."""
         size, namespace = self.block_size, tracked.namespace
-        num_public = (tracked.num_public or 0) // size * size
+        num_public = max(tracked.num_public or 0, tracked.inherited) // size * size
         states = self.states(tracked)
         for position, slot in enumerate(self.read(block_ids, count)):
             assert slot is not None, f"token {position}: a slot nobody has written"
