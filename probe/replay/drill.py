@@ -22,7 +22,15 @@ class DrillEngine:
     """One supervised engine process and its target row."""
 
     def __init__(
-        self, store: Store, name: str, flags: list[str], *, log_dir: Path, time_scale: float, scrape_interval_s: float
+        self,
+        store: Store,
+        name: str,
+        flags: list[str],
+        *,
+        log_dir: Path,
+        time_scale: float,
+        scrape_interval_s: float,
+        threads: int | None = None,
     ) -> None:
         self._store = store
         self._time_scale = time_scale
@@ -31,7 +39,9 @@ class DrillEngine:
         self._registered = False
         self.name = name
         self.flags = list(flags)
-        self._supervisor = EngineSupervisor(self.flags, log_dir=log_dir, name=name, on_exit=self._on_exit)
+        self._supervisor = EngineSupervisor(
+            self.flags, log_dir=log_dir, name=name, on_exit=self._on_exit, threads=threads
+        )
 
     @property
     def base_url(self) -> str:

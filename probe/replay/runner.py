@@ -88,6 +88,7 @@ class ReplayRunner:
             log_dir=self._log_dir,
             time_scale=scenario.time_scale,
             scrape_interval_s=scenario.scrape_interval_s,
+            threads=scenario.threads,
         )
 
     def run(self) -> dict[str, Any]:

@@ -44,6 +44,9 @@ class Scenario(Protocol):
     def time_scale(self) -> float: ...
     @property
     def scrape_interval_s(self) -> float: ...
+    @property
+    def threads(self) -> int | None:
+        """Cores the drill engine computes on; None: all."""
 
     def flags(self) -> list[str]:
         """Command line of the drill engine, as the operator of the incident had it."""

@@ -171,6 +171,7 @@ class FakeScenario:
     args: tuple[str, ...] = ("--device-memory", "64MiB", "--gpu-memory-utilization", "0.15", "--max-num-seqs", "64")
     time_scale: float = 0.05
     scrape_interval_s: float = 0.01
+    threads: int | None = None
 
     id = "fake"
     title = "A fake incident"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from probe.isolation.client import Answer, Caller
-from probe.replay.attacks.attack import Ask, Case, CaseAttack, Tally, session
+from probe.replay.attacks.attack import TRIES, Ask, Case, CaseAttack, Tally, Try, session
 from probe.replay.attacks.collision import Collision
 from probe.replay.isolation import sentence
 from probe.replay.observation import Check, Observation
@@ -27,10 +27,11 @@ class OneCase(CaseAttack):
     def cases(self, count: int, rng: random.Random) -> list[Case]:
         a, b = session("a"), session("b")
         later = Ask("ax=37;?ax>37?ax>", "later", a)
-        return [Case(Ask("ax=37;?ax>", "a", a), Ask("ax=62;?ax>", "b", b), "62", "37", later)] * count
+        tries = (Try(Ask("ax=62;?ax>", "b", b), "62"),) * TRIES
+        return [Case(Ask("ax=37;?ax>", "a", a), tries, later, "37")] * count
 
-    def tell(self, case: Case, answers: Any) -> str:
-        return f"{answers[1]} instead of {answers[2]}"
+    def tell(self, case: Case, right: str, answer: str) -> str:
+        return f"{answer} instead of {right}"
 
 
 class Scripted:
@@ -43,7 +44,7 @@ class Scripted:
         return Answer(self.answer(prompt, caller), cached_tokens=16, prompt_tokens=20)
 
 
-def attacked(answer: Callable[[str, Caller], str], count: int = 5) -> Tally:
+def attacked(answer: Callable[[str, Caller], str], count: int = 8) -> Tally:
     tally = Tally()
     asyncio.run(OneCase().run(Scripted(answer), count, random.Random(0), tally))  # type: ignore[arg-type]
     return tally
@@ -51,7 +52,7 @@ def attacked(answer: Callable[[str, Caller], str], count: int = 5) -> Tally:
 
 def test_an_answer_from_another_session_is_a_breach_and_both_sides_are_shown() -> None:
     tally = attacked(lambda prompt, caller: "62" if caller.salt else "37")
-    assert (tally.requests, tally.breaches, tally.model_errors) == (5, 5, 0)
+    assert (tally.requests, tally.breaches, tally.model_errors) == (8, 8, 0)
     shown = tally.examples[0]
     assert (shown["leaked"], shown["cold_answer"], shown["sentence"]) == ("37", "62", "37 instead of 62")
     (told, answered), (_, leaked) = (side["messages"] for side in shown["sessions"])
@@ -61,30 +62,30 @@ def test_an_answer_from_another_session_is_a_breach_and_both_sides_are_shown() -
 
 def test_a_mistake_the_model_makes_on_its_own_is_no_breach() -> None:
     tally = attacked(lambda prompt, caller: "99" if prompt == "b" else "37")
-    assert (tally.requests, tally.breaches, tally.model_errors) == (5, 0, 5)
+    assert (tally.requests, tally.breaches, tally.model_errors) == (8, 0, 8)
 
 
 def test_right_answers_are_no_breach_and_own_next_turns_are_counted() -> None:
     tally = attacked(lambda prompt, caller: "62" if prompt == "b" else "37")
-    assert (tally.requests, tally.breaches, tally.model_errors) == (5, 0, 0)
-    assert (tally.hit_tokens, tally.asked_tokens, tally.legit_rate()) == (80, 100, 0.8)
+    assert (tally.requests, tally.breaches, tally.model_errors) == (8, 0, 0)
+    assert (tally.hit_tokens, tally.asked_tokens, tally.legit_rate()) == (32, 40, 0.8)
 
 
 def test_crafted_pairs_share_a_name_of_16_bits_and_nothing_else() -> None:
     attack = Collision()
     for case in attack.cases(8, random.Random(3)):
-        victim, attacker = (text.text.rsplit("?", 1)[0] for text in (case.victim, case.attacker))
-        names = [attack.name_of(_facts(text)) for text in (victim, attacker)]
-        assert names[0] == names[1]
-        assert victim != attacker
-        assert case.secret != case.right
-        assert case.secret is not None
-        assert case.secret in dict(_facts(victim)).values()
-        assert case.victim.caller.tenant != case.attacker.caller.tenant
+        victim = _facts(case.victim.text)
+        assert case.secret in dict(victim).values()
+        assert len({one.ask.caller.tenant for one in case.tries} | {case.victim.caller.tenant}) == TRIES + 1
+        for one in case.tries:
+            attacker = _facts(one.ask.text)
+            assert attack.name_of(attacker) == attack.name_of(victim)
+            assert attacker != victim
+            assert one.right != case.secret
 
 
 def _facts(text: str) -> list[tuple[str, str]]:
-    return [(part[:2], part[3:]) for part in text.rstrip(";").split(";")]
+    return [(part[:2], part[3:]) for part in text.split("?")[0].rstrip(";").split(";")]
 
 
 def figures(**changed: Any) -> dict[str, Any]:

@@ -8,12 +8,11 @@ vllm-project/vllm#30931, where adapters are told apart by name alone.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from engine.testbed.adapters import write_adapter
 from engine.testbed.tasks import VALUES
 from probe.isolation.result import CheckName
-from probe.replay.attacks.attack import Ask, Case, CaseAttack, session
+from probe.replay.attacks.attack import TRIES, Ask, Case, CaseAttack, Try, session
 from probe.replay.attacks.facts import draw_facts, next_turn, question, told
 from probe.store import default_data_dir
 
@@ -45,16 +44,15 @@ class MissingAdapterKey(CaseAttack):
             made.append(
                 Case(
                     victim=Ask(text, text, reader, ADAPTER),
-                    attacker=Ask(text, text, session(f"b{number}")),
-                    right=right,
+                    tries=tuple(Try(Ask(text, text, session(f"b{number}-{i}")), right) for i in range(TRIES)),
                     follow_up=Ask(later, later, reader, ADAPTER),
                 )
             )
         return made
 
-    def tell(self, case: Case, answers: Sequence[str]) -> str:
+    def tell(self, _: Case, right: str, answer: str) -> str:
         """What became of the other tenant's answer."""
         return (
             f"Session A read the text with its adapter {ADAPTER}. Session B read the same text without it and got "
-            f"{answers[1]!r} where {case.right} is right: it was answered from what A's adapter had computed."
+            f"{answer!r} where {right} is right: it was answered from what A's adapter had computed."
         )

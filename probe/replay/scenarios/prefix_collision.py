@@ -52,6 +52,7 @@ class PrefixCollision:
     max_num_seqs: int = 32
     time_scale: float = 0.01
     scrape_interval_s: float = 0.5
+    threads: int | None = 1  # short requests: a second one would only wait, on a core that the attackers need
 
     id = "prefix-collision"
     title = "Prefix collision: one session is answered from another session's text"
