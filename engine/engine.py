@@ -16,7 +16,7 @@ from engine.cache_identity import ANONYMOUS, CacheIdentity, IdentityPolicy
 from engine.config import EngineConfig, ModelDims
 from engine.device import device_memory_bytes, resolve_device, resolve_dtype
 from engine.images import ImageReader
-from engine.memory import BOOKKEEPING_BYTES_PER_BLOCK, MemoryPlan, plan_kv_cache
+from engine.memory import MemoryPlan, bookkeeping_bytes_per_block, plan_kv_cache
 from engine.models.loader import load_model
 from engine.output import EngineObserver, OutputProcessor, RequestOutput, RequestTimings
 from engine.profile_run import activation_peak_bytes
@@ -67,7 +67,7 @@ class LLMEngine:
             weights_bytes=model.weights_bytes + self.adapters.num_bytes,
             activation_peak_bytes=activation_peak_bytes(config, model, self.dims),
             device_memory_bytes=device_memory_bytes(config, device),
-            bookkeeping_bytes_per_block=BOOKKEEPING_BYTES_PER_BLOCK if device.type == "cpu" else 0,
+            bookkeeping_bytes_per_block=bookkeeping_bytes_per_block(config) if device.type == "cpu" else 0,
         )
         self.runner = ModelRunner(config, model, self.dims, self.plan)
         self.scheduler = Scheduler(

@@ -17,6 +17,14 @@ from kernels.formats import KVFormat, resolve_kv_format
 
 NULL_BLOCKS = 1  # block 0 pads block tables and is never handed out, as in vLLM
 BOOKKEEPING_BYTES_PER_BLOCK = 768  # what the engine remembers of a block: its record, hash, index, recent eviction
+WITNESS_BYTES_PER_BLOCK = 512  # and its tokens, where they are compared; 4 bytes a token besides
+
+
+def bookkeeping_bytes_per_block(config: EngineConfig) -> int:
+    """Bytes of host memory an engine keeps of a KV block besides the block itself."""
+    compares_tokens = config.prefix_cache_verify or config.prefix_caching_hash_algo == "unsafe_truncated"
+    witness = WITNESS_BYTES_PER_BLOCK + 4 * config.block_size if compares_tokens else 0
+    return BOOKKEEPING_BYTES_PER_BLOCK + witness
 
 
 def kv_bytes_per_block(dims: ModelDims, kv_dtype: str | Sequence[KVFormat], block_size: int) -> int:

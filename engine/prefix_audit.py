@@ -25,7 +25,7 @@ class PrefixCacheStats:
 
     queries, hits: prompt tokens of admitted requests, and those whose KV was found, as vLLM counts them.
     hits_by_scope: the hits by whose blocks they are: computed by the same owner; by another, or by somebody unnamed;
-    public. hits_lost: tokens beyond the hit that would have been found had everybody shared.
+    public. hits_lost: tokens beyond the hit that requests with a namespace would have found had everybody shared.
     breaches: blocks served although they are truly another's, by kind, see `BlockIdentity.difference`. refused: hits
     that were not served because of it (`--prefix-cache-verify`), at most one a request, since a lookup ends there.
     """

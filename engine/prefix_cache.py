@@ -6,13 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.block_hash import BlockIdentity, BlockKeys, Witness, hash_block
+from engine.block_hash import BlockIdentity, BlockKeys, Witness
 from engine.request import Request
 
 if TYPE_CHECKING:
     from engine.block_pool import Block
-
-__all__ = ["CachedPrefix", "PrefixIndex", "RecentEvictions", "hash_block"]
 
 MAX_USERS = 8  # owners remembered of one block
 MAX_OWNERS = 20  # owners shown by name

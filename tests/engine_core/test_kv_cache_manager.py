@@ -5,8 +5,9 @@ import tracemalloc
 import pytest
 
 from engine.cache_identity import CacheIdentity
+from engine.config import EngineConfig
 from engine.kv_cache_manager import KVCacheManager
-from engine.memory import BOOKKEEPING_BYTES_PER_BLOCK
+from engine.memory import bookkeeping_bytes_per_block
 from engine.request import Request, SamplingParams
 
 
@@ -201,12 +202,14 @@ def test_blocks_computed_again_after_preemption_and_eviction_are_cached_again() 
     assert len(manager.get_computed_blocks(request_of([1, 2, 3]))) == 1
 
 
+@pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("salt", [None, "a"])  # with a namespace there is a second index
-def test_bookkeeping_of_a_full_and_much_used_pool_stays_within_its_plan(salt: str | None) -> None:
+def test_bookkeeping_of_a_full_and_much_used_pool_stays_within_its_plan(salt: str | None, verify: bool) -> None:
     num_blocks = 3000
+    planned = bookkeeping_bytes_per_block(EngineConfig(block_size=4, prefix_cache_verify=verify))
     tracemalloc.start()
     try:
-        manager = KVCacheManager(num_blocks, 4)
+        manager = KVCacheManager(num_blocks, 4, verify=verify)
         for turn in range(5 * num_blocks // 100):
             request = request_of([turn] * 400, salt)
             assert compute(manager, request)
@@ -215,7 +218,7 @@ def test_bookkeeping_of_a_full_and_much_used_pool_stays_within_its_plan(salt: st
         used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert BOOKKEEPING_BYTES_PER_BLOCK / 2 < used / num_blocks < BOOKKEEPING_BYTES_PER_BLOCK
+    assert planned / 2 < used / num_blocks < planned
 
 
 def test_prompt_logprobs_need_every_position_and_skip_the_cache() -> None:
