@@ -6,6 +6,7 @@ Attaching looks before it registers: the address must answer with metrics of an 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from typing import Any
@@ -68,6 +69,28 @@ def measured_facts(store: Store, target: Target, alert: Alert | None) -> dict[st
     if allocation is not None:
         facts["oom_allocation_bytes"] = allocation
     return facts
+
+
+def find_server(store: Store, where: str) -> tuple[str, str]:
+    """(name, URL) of a stored target, watched or not, or of an address; raises `TargetError`."""
+    targets = store.targets.list(active=None)
+    for target in targets:
+        if where in (target.name, target.url):
+            return target.name, target.url.removesuffix("/metrics")
+    if urlsplit(where).scheme not in ("http", "https"):
+        known = ", ".join(target.name for target in targets) or "none is stored"
+        raise TargetError(f"there is no target {where!r} ({known}); give http://host:port or a stored target's name")
+    return where.rstrip("/"), where.rstrip("/")
+
+
+def api_key_from(variable: str | None) -> str | None:
+    """The key in an environment variable, `None` when no variable is named; raises `TargetError` when it is empty."""
+    if not variable:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise TargetError(f"the environment variable {variable} is empty; put the API key there")
+    return key
 
 
 def _split(spec: str) -> tuple[str, str]:

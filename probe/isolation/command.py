@@ -7,13 +7,11 @@ where it runs. Codes: 0 no leak, 1 leak shown, 3 inconclusive; 2 when the probe 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from engine import gemma
 from engine.config import EngineConfig
@@ -27,6 +25,7 @@ from probe.isolation.round import Progress
 from probe.quality.command import EMBEDDED, GEMMA_FLAGS
 from probe.quality.lab import START_TIMEOUT_S, TARGET
 from probe.store import Store, default_data_dir
+from probe.targets import api_key_from, find_server
 
 CODES = {"no leak": 0, "leak shown": 1, "inconclusive": 3}
 STOPPED = 2
@@ -106,8 +105,8 @@ def _server(store: Store, options: argparse.Namespace, log_dir: Path, report: Pr
         return
     if options.engine_flags or options.scope:
         raise ProbeError("--engine-flags and --scope need --target embedded: a running server keeps its flags")
-    name, url = _find(store, options.target)
-    yield _Server(name, url, options.model or None, _api_key(options))
+    name, url = find_server(store, options.target)
+    yield _Server(name, url, options.model or None, api_key_from(options.api_key_env))
 
 
 def _flags(options: argparse.Namespace, report: Progress) -> list[str]:
@@ -121,24 +120,3 @@ def _flags(options: argparse.Namespace, report: Progress) -> list[str]:
         report(gemma.NOTICE)
         flags = [*GEMMA_FLAGS.split(), *flags]
     return [*flags, "--model", options.model] if options.model else flags
-
-
-def _find(store: Store, where: str) -> tuple[str, str]:
-    """(name, URL) of a stored target or an address."""
-    targets = store.targets.list(active=None)
-    for target in targets:
-        if where in (target.name, target.url):
-            return target.name, target.url
-    if urlsplit(where).scheme not in ("http", "https"):
-        known = ", ".join(target.name for target in targets) or "none is stored"
-        raise ProbeError(f"there is no target {where!r} ({known}); give http://host:port or a stored target's name")
-    return where.rstrip("/"), where
-
-
-def _api_key(options: argparse.Namespace) -> str | None:
-    if not options.api_key_env:
-        return None
-    key = os.environ.get(options.api_key_env)
-    if not key:
-        raise ProbeError(f"the environment variable {options.api_key_env} is empty; put the API key there")
-    return key

@@ -7,7 +7,6 @@ watched target is asked where it runs.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from probe.quality.lm_eval import run_lm_eval
 from probe.quality.run import run_suite
 from probe.quality.suite import QualityError, SuiteSpec
 from probe.store import QualityRun, Store, default_data_dir
-from probe.targets import attach_target
+from probe.targets import api_key_from, attach_target, find_server
 
 EMBEDDED = "embedded"
 DEFAULT_DTYPES = "auto,fp8_e4m3,int8_per_token_head,int8k_int4v,int4_symmetric,int4_per_token_head,int4_kivi"
@@ -92,7 +91,8 @@ def run_canary(options: argparse.Namespace, report: Report) -> Outcome:
     with Store.open(options.data_dir or default_data_dir()) as store:
         target, url = _server(store, options.target, attach=True)
         baseline = _stored(store, options.baseline) if options.baseline else None
-        canary = Canary(store, target, url, canary_spec(spec_of(options)), baseline, api_key=_api_key(options))
+        key = api_key_from(options.api_key_env)
+        canary = Canary(store, target, url, canary_spec(spec_of(options)), baseline, api_key=key)
         runs: list[QualityRun] = []
         for number, outcome in enumerate(canary.rounds(options.every), start=1):
             if isinstance(outcome, QualityError):
@@ -118,7 +118,7 @@ def run_harness(options: argparse.Namespace, report: Report) -> dict[str, Any]:
             options.lm_eval,
             options.lm_eval_args,
             target=target,
-            api_key=_api_key(options),
+            api_key=api_key_from(options.api_key_env),
             progress=report,
         )
     return {"model": run.model, "run_id": run.id, "lm_eval": (run.result or {})["lm_eval"]}
@@ -189,7 +189,7 @@ class _Measurement:
             baseline=baseline,
             resume=resume,
             text=self._text,
-            api_key=_api_key(self._options),
+            api_key=api_key_from(self._options.api_key_env),
             progress=self._report,
         )
 
@@ -215,18 +215,13 @@ class _Measurement:
 
 def _server(store: Store, where: str, *, attach: bool = False) -> tuple[str, str]:
     """(name, URL) of a stored target or an address; `attach` registers an address that is no target yet."""
-    for target in store.targets.list(active=None):
-        if where in (target.name, target.url):
-            return target.name, target.url.removesuffix("/metrics")
     if where == EMBEDDED:
         raise QualityError("this needs a running server: give --target URL, or the name of a watched target")
-    if not _is_url(where):
-        known = ", ".join(t.name for t in store.targets.list()) or "none is stored"
-        raise QualityError(f"there is no target {where!r} ({known}); give http://host:port or a stored target's name")
-    if attach:
+    name, url = find_server(store, where)
+    if attach and store.targets.get(name) is None:
         target = attach_target(store, where)
         return target.name, target.url
-    return where.rstrip("/"), where.rstrip("/")
+    return name, url
 
 
 def _stored(store: Store, run_id: str) -> QualityRun:
@@ -245,15 +240,6 @@ def _words(text: str) -> list[str]:
     if not words or len(set(words)) != len(words):
         raise QualityError("--dtypes lists KV formats once each, separated by commas")
     return words
-
-
-def _api_key(options: argparse.Namespace) -> str | None:
-    if not options.api_key_env:
-        return None
-    key = os.environ.get(options.api_key_env)
-    if not key:
-        raise QualityError(f"the environment variable {options.api_key_env} is empty; put the API key there")
-    return key
 
 
 def _read_text(path: Path | None) -> str | None:
