@@ -13,7 +13,7 @@ from probe.isolation.client import Answer
 from probe.isolation.options import is_hit
 from probe.isolation.result import CheckResult, Verdict
 from probe.isolation.round import ID_PREFIX, Round
-from probe.isolation.stats import LOUD, P_VALUE, QUIET, auc_interval, rank_test, upper_bound
+from probe.isolation.stats import LOUD, P_VALUE, auc_interval, is_quiet, rank_test, upper_bound
 
 SHORT_PREFIX_TOKENS = 256
 
@@ -113,7 +113,7 @@ def _by_time(trials: Sequence[Trial]) -> CheckResult:
         verdict, words = "leak shown", "cache_salt is not honoured"
     elif same_p >= P_VALUE or same_auc < LOUD:
         verdict, words = "not run", "nothing to see: the same salt is not faster either"
-    elif high < QUIET:
+    elif is_quiet(auc, len(new), len(foreign)):
         verdict, words = "no leak", "cache_salt is honoured"
     return CheckResult(
         "cache-salt", verdict, probes, int(verdict == "leak shown"), f"{words}: {figures}",

@@ -4,7 +4,7 @@ A warms a prefix nobody sent before; B, who knows its text, asks for it and for 
 order, with a new pair of prefixes each time. Token counts are exact: one hit on a prefix of A's shows the channel.
 Times are judged by a rank test, at up to three looks (a few pairs, all, twice as many), so that a loud channel is
 shown with little load. To show a leak takes p < P_VALUE at a look, which three looks raise to at most three times
-that; to deny one takes an AUC whose interval ends below QUIET, from all pairs on.
+that; to deny one takes enough pairs to rule out an AUC of QUIET, from all pairs on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from probe.isolation.client import Answer, Caller, IsolationClient
 from probe.isolation.options import DEFAULT_PREFIX_TOKENS, DEFAULT_PROBES, OWN_EVERY, IsolationOptions, Setting, is_hit
 from probe.isolation.result import CheckName, CheckResult, Verdict
 from probe.isolation.round import Round
-from probe.isolation.stats import LOUD, P_VALUE, QUIET, auc_interval, rank_test, upper_bound
+from probe.isolation.stats import LOUD, P_VALUE, auc_interval, is_quiet, rank_test, upper_bound
 
 FIRST_LOOK = 20
 
@@ -111,7 +111,8 @@ def _by_time(pairs: Sequence[Pair], *, enough: bool) -> CheckResult:
         f"{median(unwarmed) * 1000:.1f} ms new, AUC {auc:.2f} [{low:.2f}, {high:.2f}], p = {p_value:.2g}, "
         f"{len(pairs)} pairs"
     )
-    verdict, words = _judged(auc, p_value, low, high, enough=enough)
+    quiet = enough and is_quiet(auc, len(unwarmed), len(warmed))
+    verdict, words = _judged(auc, p_value, low, high, quiet=quiet)
     if verdict == "no leak" and own_auc is not None:
         words += f" (a tenant's own repeat: AUC {own_auc:.2f}"
         words += ")" if own_auc >= LOUD else ", so the cache is off or saves too little to be seen)"
@@ -125,12 +126,12 @@ def _by_time(pairs: Sequence[Pair], *, enough: bool) -> CheckResult:
     )  # fmt: skip
 
 
-def _judged(auc: float, p_value: float, low: float, high: float, *, enough: bool) -> tuple[Verdict, str]:
+def _judged(auc: float, p_value: float, low: float, high: float, *, quiet: bool) -> tuple[Verdict, str]:
     if p_value < P_VALUE and low > 0.5 and auc >= LOUD:
         return "leak shown", "another tenant's cached prefix is told by the time to the first token"
     if p_value < P_VALUE and high < 0.5:
         return "inconclusive", "prefixes warmed by another tenant come later than new ones, which no cache explains"
-    if enough and high < QUIET:
+    if quiet:
         return "no leak", "another tenant's cached prefix is not told by the time to the first token"
     return "inconclusive", "times do not decide whether another tenant's prefix is cached"
 

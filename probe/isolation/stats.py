@@ -14,7 +14,7 @@ EXACT_UP_TO = 40  # observations of both samples together; beyond, the normal ap
 Z_95 = 1.959964
 P_VALUE = 0.001  # a difference in times is shown below this
 LOUD = 0.6  # an AUC below this is of no use to an attacker, however certain it is
-QUIET = 0.65  # where an AUC's interval ends below this, no leak was found
+QUIET = 0.65  # an AUC that is surely below this is called no leak: see `is_quiet`
 
 
 def rank_test(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
@@ -52,6 +52,14 @@ def auc_interval(auc: float, n: int, m: int) -> tuple[float, float]:
     if auc in (0.0, 1.0):
         half = upper_bound(0, min(n, m))
     return max(0.0, auc - half), min(1.0, auc + half)
+
+
+def is_quiet(auc: float, n: int, m: int) -> bool:
+    """Whether n and m observations rule out, at 95 %, an AUC of QUIET or more.
+
+    An AUC below 0.5 is judged as 0.5: no cache makes hits slow, so it is luck, and luck must not count as evidence.
+    """
+    return auc_interval(max(auc, 0.5), n, m)[1] < QUIET
 
 
 def upper_bound(events: int, trials: int, confidence: float = 0.95) -> float:

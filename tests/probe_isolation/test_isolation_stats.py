@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from probe.isolation.stats import EXACT_UP_TO, auc_interval, rank_test, upper_bound
+from probe.isolation.stats import EXACT_UP_TO, auc_interval, is_quiet, rank_test, upper_bound
 
 
 def test_separated_samples_have_the_exact_p_of_their_size() -> None:
@@ -75,3 +75,11 @@ def test_the_auc_interval_is_hanley_and_mcneils() -> None:
 )
 def test_the_bound_is_clopper_and_pearsons(events: int, trials: int, bound: float) -> None:
     assert upper_bound(events, trials) == pytest.approx(bound, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("auc", "size", "quiet"),
+    [(0.5, 80, True), (0.5, 25, False), (0.6, 80, False), (0.6, 2000, True), (0.0, 5, False), (0.3, 20, False)],
+)
+def test_silence_takes_enough_observations_and_no_luck(auc: float, size: int, quiet: bool) -> None:
+    assert is_quiet(auc, size, size) is quiet
