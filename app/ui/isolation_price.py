@@ -12,7 +12,7 @@ import streamlit as st
 
 from app.ui import words
 from app.ui.changes import flag_value
-from app.ui.isolation_replay import counts
+from app.ui.isolation_replay import foreign
 from app.ui.tables import show_table
 
 Stats = Mapping[str, Any]
@@ -73,7 +73,7 @@ def show_tiles(stats: Stats) -> None:
     shared = int((stats.get("prefix_hits_by_scope") or {}).get("shared") or 0)
     breaches, refused = stats.get("isolation_breaches") or {}, stats.get("prefix_hits_refused") or {}
     total = sum(breaches.values())
-    kinds = (f"{counts(breaches)}; " if total else "") + f"refused: {counts(refused)}"
+    kinds = (f"{foreign(breaches)}; " if total else "") + f"refused: {foreign(refused)}"
     tiles = (
         ("Prefix hit rate", share(hits, queries), f"{words.count(hits)} of {words.count(queries)} tokens", HIT_RATE),
         ("Lost to isolation", share(lost, queries), f"{words.count(lost)} tokens", LOST),

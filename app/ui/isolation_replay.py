@@ -17,6 +17,7 @@ from app.ui.isolation_charts import show_times
 from app.ui.isolation_rounds import with_interval
 from app.ui.prefix_tree_view import show_tree
 from app.ui.tables import show_table
+from probe.alerts.isolation import whose
 from probe.store import JournalEntry, Replay
 
 NODES_SHOWN = 16
@@ -127,15 +128,20 @@ def _figures(phase: Phase) -> Iterator[tuple[str, str]]:
         yield "legitimate hits", f"{words.ratio(legit.get('rate'))} ({hit} of {asked} tokens)"
     engine = phase.get("engine") or {}
     if "isolation_breaches" in engine:
-        yield "wrong blocks counted by the engine", counts(engine["isolation_breaches"])
+        yield "wrong blocks counted by the engine", foreign(engine["isolation_breaches"])
     if any((engine.get("prefix_hits_refused") or {}).values()):
-        yield "hits refused by the engine", counts(engine["prefix_hits_refused"])
+        yield "hits refused by the engine", foreign(engine["prefix_hits_refused"])
     if engine.get("prefix_hits_by_scope"):
         yield "hit tokens by whose they were", counts(engine["prefix_hits_by_scope"])
     if engine.get("hit_rate_lost") is not None:
         yield "hit rate lost to isolation", words.ratio(engine["hit_rate_lost"])
 
 
+def foreign(by_kind: Mapping[str, Any]) -> str:
+    """`12 of another text, 3 of another image`; `none` when all are zero."""
+    return counts({whose(kind): count for kind, count in by_kind.items()})
+
+
 def counts(by_kind: Mapping[str, Any]) -> str:
-    """`12 namespace, 3 image`; `none` when all are zero."""
+    """`12 own, 3 shared`; `none` when all are zero."""
     return ", ".join(f"{words.count(n)} {kind}" for kind, n in by_kind.items() if n) or "none"

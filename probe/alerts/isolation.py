@@ -64,13 +64,17 @@ def newest(window: Window, signal: BreachSignal, since: float) -> list[CheckRead
     return list(found.values())
 
 
+def whose(kind: str) -> str:
+    """Whose blocks the engine's label `kind` means."""
+    return _WHOSE.get(kind, f"of another {kind or 'identity'}")
+
+
 def what_was_seen(hits: Mapping[str, float], seen: Sequence[CheckReading]) -> str:
     """Breaches counted by the engine, by kind, and leaks the probe has shown."""
     parts = [reading.sentence for reading in seen if reading.leaks]
     for kind, count in hits.items():
         if count:
-            whose = _WHOSE.get(kind, f"of another {kind or 'identity'}")
-            parts.append(f"{count:g} block{'' if count == 1 else 's'} {whose} served")
+            parts.append(f"{count:g} block{'' if count == 1 else 's'} {whose(kind)} served")
     return "; ".join(parts) or "nothing seen"
 
 

@@ -41,8 +41,8 @@ def test_replay_shows_both_conversations_the_figures_and_both_trees(store: Store
     table = next(t for t in page.tables if "breaches" in t.to_string()).set_index("figure")
     assert table.loc["breaches"].tolist() == ["31 (77.5%)", "0 (0.0%)"]
     assert table.loc["breach rate, upper bound"].tolist() == ["89.22%", "0.37%"]
-    assert table.loc["wrong blocks counted by the engine"].tolist() == ["62 namespace", "none"]
-    assert table.loc["hits refused by the engine"].tolist() == ["—", "5 namespace"]
+    assert table.loc["wrong blocks counted by the engine"].tolist() == ["62 of another tenant or session", "none"]
+    assert table.loc["hits refused by the engine"].tolist() == ["—", "5 of another tenant or session"]
     assert table.loc["cached told by time to first token"].tolist() == ["—", "no leak, AUC 0.51 (0.41 to 0.61)"]
     assert table.loc["wrong answers of the model itself"].tolist() == ["2", "—"]
     assert table.loc["hit rate lost to isolation"].tolist() == ["0.0%", "25.0%"]
