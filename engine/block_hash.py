@@ -174,10 +174,6 @@ class BlockHasher:
         """Tokens whose blocks everybody shares; holds for requests that have no names yet."""
         self._public = [list(prefix) for prefix in prefixes]
 
-    @property
-    def num_public_prefixes(self) -> int:
-        return len(self._public)
-
     def keys_of(self, request: Request) -> BlockKeys:
         """The names of all full blocks of a request's tokens so far.
 

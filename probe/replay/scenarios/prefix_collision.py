@@ -21,6 +21,7 @@ from probe.replay.attacks.timing import TimingSideChannel
 from probe.replay.exercise import Bench
 from probe.replay.isolation import IsolationExercise, IsolationPlan
 from probe.replay.observation import Check, Observation, alert_fired, alert_resolved
+from runbooks.collisions import collision_probability
 
 LEAST_REQUESTS = 1000  # that prove a remedy: no breach among them bounds the rate at 0.3%, with 95% confidence
 ATTACKS: Mapping[str, Callable[[], Attack]] = {
@@ -39,6 +40,9 @@ CASES = {
     "partial-block": "a block shared before it is full, and written into without a copy",
     "timing": "CVE-2025-46570: vLLM before 0.9.0 had no salt; time to first token tells who asked what (AUC 0.99)",
 }
+
+
+SHORT_NAMES = ("collision", "image")
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,14 @@ class PrefixCollision:
 
     @property
     def article_case(self) -> Mapping[str, Any]:
-        """The public case behind this variant."""
-        return {"case": CASES[self.variant], "computed": False}
+        """The public case behind this variant; where names are short, how soon two are alike by chance."""
+        case: dict[str, Any] = {"case": CASES[self.variant], "computed": self.variant in SHORT_NAMES}
+        if self.variant in SHORT_NAMES:
+            case["chance_that_two_names_are_alike"] = {
+                f"{names:,} names of {bits} bits": float(f"{collision_probability(bits, names):.2g}")
+                for bits, names in ((16, 302), (64, 1_000_000), (256, 1_000_000))
+            }
+        return case
 
     def flags(self) -> list[str]:
         """An engine with the variant's fault, as nobody should run it."""
