@@ -27,11 +27,10 @@ from torch import Tensor
 from engine.config import ConfigError, ModelDims
 from engine.models.lora import CONFIG_FILE, WEIGHTS_FILE
 from engine.testbed import MODEL_DIR
-from engine.testbed.outliers import OutlierError, Outliers
+from engine.testbed.outliers import FACTOR, OutlierError, Outliers, add_options
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 """Decoders without biases or norms of queries and keys, which an adapter of projections could not scale along."""
-FACTOR = 16.0
 PAIRS = (0, 1)
 """The fastest two pairs of a head, which turn from one token to the next. Their rows make rank 16."""
 
@@ -94,22 +93,13 @@ def _dims(model: Path) -> ModelDims:
     return dims
 
 
-def _pairs(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(","))
-
-
 def main(args: Sequence[str] | None = None) -> int:
     """Command line; 2 when there is no such adapter for the model."""
     parser = argparse.ArgumentParser(
         prog="python -m engine.testbed.adapters",
         description="Write a LoRA adapter that changes a Llama-like model's keys and not its answers.",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write")
-    parser.add_argument("--model", type=Path, default=MODEL_DIR, metavar="DIR", help="default: the testbed model")
-    parser.add_argument("--factor", type=float, default=FACTOR, help="a power of two (default %(default)g)")
-    parser.add_argument(
-        "--pairs", type=_pairs, default=PAIRS, metavar="I,J,…", help="rotary pairs of each head (default 0,1)"
-    )
+    add_options(parser, PAIRS)
     options = parser.parse_args(args)
     try:
         write_adapter(options.out, model=options.model, pairs=options.pairs, factor=options.factor)

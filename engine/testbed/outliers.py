@@ -119,6 +119,17 @@ def _config(source: Path) -> dict[str, Any]:
     return config
 
 
+def add_options(parser: argparse.ArgumentParser, pairs: tuple[int, ...]) -> None:
+    """The options of a command that scales key channels; `pairs` is its default."""
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write")
+    parser.add_argument("--model", type=Path, default=MODEL_DIR, metavar="DIR", help="default: the testbed model")
+    parser.add_argument("--factor", type=float, default=FACTOR, help="a power of two (default %(default)g)")
+    default = ",".join(map(str, pairs))
+    parser.add_argument(
+        "--pairs", type=_pairs, default=pairs, metavar="I,J,…", help=f"rotary pairs of each head (default {default})"
+    )
+
+
 def _pairs(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
@@ -129,12 +140,7 @@ def main(args: Sequence[str] | None = None) -> int:
         prog="python -m engine.testbed.outliers",
         description="Give a Llama-like model outlier key channels without changing what it computes.",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory to write")
-    parser.add_argument("--model", type=Path, default=MODEL_DIR, metavar="DIR", help="default: the testbed model")
-    parser.add_argument("--factor", type=float, default=FACTOR, help="a power of two (default %(default)g)")
-    parser.add_argument(
-        "--pairs", type=_pairs, default=PAIRS, metavar="I,J,…", help="rotary pairs of each head (default 14,15)"
-    )
+    add_options(parser, PAIRS)
     options = parser.parse_args(args)
     try:
         transform(options.model, options.out, Outliers(options.factor, options.pairs))

@@ -24,6 +24,11 @@ RESOLVED = {"state": "resolved", "summary": "3 breaches"}
 class OneCase(CaseAttack):
     """Session B asks for 62 and must not hear 37, which only A has told."""
 
+    kind = "one"
+
+    def flags(self) -> list[str]:
+        return []
+
     def cases(self, count: int, rng: random.Random) -> list[Case]:
         a, b = session("a"), session("b")
         later = Ask("ax=37;?ax>37?ax>", "later", a)

@@ -10,21 +10,17 @@ from __future__ import annotations
 import random
 
 from engine.testbed.adapters import write_adapter
-from engine.testbed.tasks import VALUES
-from probe.isolation.result import CheckName
 from probe.replay.attacks.attack import TRIES, Ask, Case, CaseAttack, Try, session
-from probe.replay.attacks.facts import draw_facts, next_turn, question, told
+from probe.replay.attacks.facts import public_text
 from probe.store import default_data_dir
 
 ADAPTER = "acme"
-FACTS = 53  # 160 tokens: ten whole blocks
 
 
 class MissingAdapterKey(CaseAttack):
     """Variant `adapter`."""
 
     kind = "adapter"
-    check: CheckName = "leak-canary"
 
     def flags(self) -> list[str]:
         """An adapter, and blocks that do not say who made them."""
@@ -36,11 +32,8 @@ class MissingAdapterKey(CaseAttack):
         """The same public text, read with the adapter by one tenant and without by another."""
         made = []
         for number in range(count):
-            facts = draw_facts(rng, FACTS, (key := "ax", rng.choice(VALUES)))
-            right = dict(facts)[key]
-            text = told(facts) + question(key)
+            text, right, later = public_text(rng)
             reader = session(f"a{number}")
-            later = next_turn(text, right, facts[-1][0])
             made.append(
                 Case(
                     victim=Ask(text, text, reader, ADAPTER),

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from probe.isolation.client import Answer, Caller, IsolationClient
 from probe.isolation.result import CheckName
@@ -78,45 +79,41 @@ class Tally:
         return self.hit_tokens / self.asked_tokens if self.asked_tokens else None
 
 
-class Attack(Protocol):
-    """One variant. `kind` is what the runbook calls it."""
+class Attack(ABC):
+    """One variant. `kind` is what the runbook calls it, `check` the isolation probe's check that sees it."""
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def check(self) -> CheckName:
-        """The check of the isolation probe that sees this from outside."""
+    kind: ClassVar[str]
+    check: ClassVar[CheckName] = "leak-canary"
 
+    @abstractmethod
     def flags(self) -> list[str]:
         """What is wrong with the engine, as flags."""
 
+    @abstractmethod
     async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
         """Makes `requests` cross-session requests and judges each."""
 
-    async def besides(self, client: IsolationClient) -> dict[str, Any]:
-        """What else the variant measures in a phase, JSON-ready."""
+    async def besides(self, _: IsolationClient) -> dict[str, Any]:
+        """What else the variant measures in a phase, JSON-ready; nothing, unless it says so."""
+        return {}
 
 
-class CaseAttack:
+class CaseAttack(Attack):
     """An attack made of independent cases, in waves so that a victim's blocks are still there."""
+
+    @abstractmethod
+    def cases(self, count: int, rng: random.Random) -> list[Case]:
+        """`count` cases."""
+
+    @abstractmethod
+    def tell(self, case: Case, right: str, answer: str) -> str:
+        """A breach in a sentence: what the attacker got where `right` was right."""
 
     async def before(self, client: IsolationClient) -> None:
         """What happens before a wave; nothing, unless the variant says so."""
 
     async def between(self, client: IsolationClient) -> None:
         """What happens between a wave's victims and its attackers; nothing, unless the variant says so."""
-
-    def cases(self, count: int, rng: random.Random) -> list[Case]:
-        """`count` cases."""
-        raise NotImplementedError
-
-    def tell(self, case: Case, right: str, answer: str) -> str:
-        """A breach in a sentence: what the attacker got where `right` was right."""
-        raise NotImplementedError
-
-    async def besides(self, _: IsolationClient) -> dict[str, Any]:
-        """Nothing."""
-        return {}
 
     async def run(self, client: IsolationClient, requests: int, rng: random.Random, tally: Tally) -> None:
         """Victims of a wave, then its attackers, then sessions' own next turns."""

@@ -16,7 +16,6 @@ from engine.block_hash import hash_block
 from engine.config import EngineConfig
 from engine.testbed.tasks import KEYS, VALUES
 from engine.tokenizer import Tokenizer
-from probe.isolation.result import CheckName
 from probe.replay.attacks.attack import TRIES, WAVE, Ask, Case, CaseAttack, Try, session
 from probe.replay.attacks.facts import Fact, draw_facts, next_turn, question, told
 
@@ -31,7 +30,6 @@ class Collision(CaseAttack):
     """Variant `collision`."""
 
     kind = "collision"
-    check: CheckName = "leak-canary"
 
     def __init__(self) -> None:
         tokenizer = Tokenizer(EngineConfig().model_dir)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from engine.testbed.tasks import KEYS, VALUES
 
 Fact = tuple[str, str]
+PUBLIC_FACTS = 53  # 160 tokens with <bos>
 
 
 def draw_facts(rng: random.Random, count: int, first: Fact | None = None) -> list[Fact]:
@@ -33,6 +34,14 @@ def told(facts: Sequence[Fact]) -> str:
 def question(key: str) -> str:
     """Asks for what was told about `key`."""
     return f"?{key}>"
+
+
+def public_text(rng: random.Random) -> tuple[str, str, str]:
+    """A text of ten whole blocks with a question, its answer, and the same conversation one question later."""
+    key, right = "ax", rng.choice(VALUES)
+    facts = draw_facts(rng, PUBLIC_FACTS, (key, right))
+    text = told(facts) + question(key)
+    return text, right, next_turn(text, right, facts[-1][0])
 
 
 def next_turn(prompt: str, answer: str, key: str) -> str:

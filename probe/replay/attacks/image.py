@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from engine.testbed.font import draw
 from engine.testbed.tasks import KEYS, VALUES
 from probe.isolation.client import Caller
-from probe.isolation.result import CheckName
 from probe.replay.attacks.attack import TRIES, Ask, Case, CaseAttack, Try, session
 from probe.replay.attacks.facts import Fact, draw_facts, other_value, question, told
 
@@ -23,7 +22,6 @@ class MissingImageKey(CaseAttack):
     """Variant `image`."""
 
     kind = "image"
-    check: CheckName = "leak-canary"
 
     def flags(self) -> list[str]:
         """Blocks that do not say which picture they hold."""

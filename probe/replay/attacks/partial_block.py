@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from probe.isolation.client import Caller, IsolationClient
-from probe.isolation.result import CheckName
-from probe.replay.attacks.attack import Tally, each, nobody, session, spans
+from probe.replay.attacks.attack import Attack, Tally, each, nobody, session, spans
 from probe.replay.attacks.facts import draw_facts, next_turn, told
 
 CHOICES = 5
@@ -30,11 +29,10 @@ class _Asked:
     caller: Caller
 
 
-class SharedPartialBlock:
+class SharedPartialBlock(Attack):
     """Variant `partial-block`. A cross-session request here is a choice beside others of its request."""
 
     kind = "partial-block"
-    check: CheckName = "leak-canary"
 
     def flags(self) -> list[str]:
         """Forks that write where they share."""
@@ -47,10 +45,6 @@ class SharedPartialBlock:
         asked = [_Asked(text, rng.randrange(2**31), session(f"p{n}")) for n, text in enumerate(prompts)]
         for start in range(0, len(asked), ROUNDS):
             await each(asked[start : start + ROUNDS], lambda one: self._compare(client, one, tally))
-
-    async def besides(self, _: IsolationClient) -> dict[str, Any]:
-        """Nothing."""
-        return {}
 
     async def _compare(self, client: IsolationClient, asked: _Asked, tally: Tally) -> None:
         prompt, seed, caller = asked.prompt, asked.seed, asked.caller

@@ -12,21 +12,17 @@ import random
 import httpx
 
 from engine.config import EngineConfig
-from engine.testbed.tasks import VALUES
 from probe.isolation.client import IsolationClient, ProbeError
-from probe.isolation.result import CheckName
 from probe.replay.attacks.attack import TRIES, Ask, Case, CaseAttack, Try, session
-from probe.replay.attacks.facts import draw_facts, next_turn, question, told
+from probe.replay.attacks.facts import public_text
 
 OLD, NEW = "testbed-outliers", ""
-FACTS = 53  # 160 tokens: ten whole blocks
 
 
 class StaleWeights(CaseAttack):
     """Variant `stale-weights`."""
 
     kind = "stale-weights"
-    check: CheckName = "leak-canary"
 
     def __init__(self) -> None:
         self._updated = False
@@ -57,11 +53,8 @@ class StaleWeights(CaseAttack):
         """The same public text before and after the update, from two sessions."""
         made = []
         for number in range(count):
-            facts = draw_facts(rng, FACTS, (key := "ax", rng.choice(VALUES)))
-            right = dict(facts)[key]
-            text = told(facts) + question(key)
+            text, right, later = public_text(rng)
             readers = [session(f"b{number}-{i}") for i in range(TRIES)]
-            later = next_turn(text, right, facts[-1][0])
             made.append(
                 Case(
                     victim=Ask(text, text, session(f"a{number}")),

@@ -12,20 +12,19 @@ from functools import partial
 from typing import Any
 
 from probe.isolation.client import Answer, IsolationClient
-from probe.isolation.result import CheckName
 from probe.isolation.side_channel import SideChannelOptions, probe_ttft
-from probe.replay.attacks.attack import WAVE, Ask, Tally, each, send, session
+from probe.replay.attacks.attack import WAVE, Ask, Attack, Tally, each, send, session
 from probe.replay.attacks.facts import draw_facts, next_turn, question, told
 
 FACTS = 21  # 64 tokens: four whole blocks
 TIMED = 60  # prefixes of each kind whose first token is timed
 
 
-class TimingSideChannel:
+class TimingSideChannel(Attack):
     """Variant `timing`. A breach is a prompt of another session that the attacker finds in the cache."""
 
     kind = "timing"
-    check: CheckName = "side-channel-tokens"
+    check = "side-channel-tokens"
 
     def flags(self) -> list[str]:
         """Nothing is broken: this is what sharing with everybody means."""
