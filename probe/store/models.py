@@ -39,6 +39,8 @@ class TargetRow(Base):
     time_scale: Mapped[float]
     active: Mapped[bool]
     created_at: Mapped[float]
+    source: Mapped[str] = mapped_column(String(20))
+    options: Mapped[dict[str, Any]]
 
 
 class SeriesRow(Base):

@@ -22,7 +22,9 @@ class LeaseLostError(StoreError):
 class Target:
     """A server of an LLM: `kind` is "embedded", "drill" or "external".
 
-    `url` is the base URL; `time_scale` shortens rule windows for drills.
+    `source` says where its samples come from: "metrics" (its own exposition at `url`) or "prometheus" (`url` is the
+    Prometheus server, `options["matchers"]` the labels that single it out). `options` never holds a secret, only
+    names of environment variables. `time_scale` shortens rule windows for drills.
     """
 
     id: int
@@ -36,6 +38,8 @@ class Target:
     time_scale: float
     active: bool
     created_at: float
+    source: str = "metrics"
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class Targets:
         facts: dict[str, Any] | None = None,
         scrape_interval_s: float = 2.0,
         time_scale: float = 1.0,
+        source: str = "metrics",
+        options: dict[str, Any] | None = None,
     ) -> Target:
         """Register a target or bring it up to date, and (re)activate it.
 
@@ -42,6 +44,8 @@ class Targets:
             raise StoreError("A target's name must have 1 to 200 characters.")
         if kind not in ("embedded", "drill", "external"):
             raise StoreError(f"A target is embedded, drill or external, not {kind!r}.")
+        if source not in ("metrics", "prometheus"):
+            raise StoreError(f"A target is read from metrics or prometheus, not {source!r}.")
         if scrape_interval_s <= 0 or time_scale <= 0:
             raise StoreError("A target's scrape interval and time scale must be above 0.")
 
@@ -57,6 +61,8 @@ class Targets:
             row.facts = dict(facts) if facts is not None else row.facts
             row.scrape_interval_s = scrape_interval_s
             row.time_scale = time_scale
+            row.source = source
+            row.options = dict(options or {})
             row.active = True
             session.flush()
             return _target(row)
@@ -119,4 +125,6 @@ def _target(row: TargetRow) -> Target:
         time_scale=row.time_scale,
         active=row.active,
         created_at=row.created_at,
+        source=row.source,
+        options=dict(row.options),
     )

@@ -1,0 +1,10 @@
+"""Silences, acknowledgements, notifications and imported alerts."""
+
+from __future__ import annotations
+
+revision = "0005"
+down_revision = "0004"
+
+
+def upgrade() -> None:
+    pass
