@@ -19,7 +19,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from probe.alerts.rules import DEFAULT_RULES, Rule
+from probe.alerts.rule import Rule
+from probe.alerts.rules import DEFAULT_RULES
 from probe.collect.leadership import Leadership
 from probe.store import Lease, LeaseLostError, Store, StoreError, apply_retention
 

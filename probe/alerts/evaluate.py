@@ -1,35 +1,34 @@
 """What a rule reads on a target right now. Pure functions: samples and events in, an `Outcome` out.
 
-Arithmetic, once for all: an increase is the sum of the rises between neighbouring samples inside the window,
-not extrapolated to its edges; after a counter reset the new value counts from 0. A ratio is the ratio of
-sums over engines, never a mean of ratios. A gauge of several engines counts by its hottest one. Samples
-older than the staleness limit are no data, and no data is not "ok". Rounds of a canary or a probe come hours apart
-and do not go stale; they count as far back as their rule says.
+Values are `probe.alerts.arithmetic`'s, so they are Prometheus'. Samples that are stale are no data, and no data is not
+"ok". Rounds of a canary or a probe come hours apart and do not go stale; they count as far back as their rule says.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from probe.alerts import isolation, quality
+from probe.alerts import isolation, quality, words
+from probe.alerts.arithmetic import Moment, Vector, growth
+from probe.alerts.arithmetic import evaluate as vector
+from probe.alerts.expr import Expr, Instant, leaves, metric_of
 from probe.alerts.quality import Round, is_worse, rounds
-from probe.alerts.rules import (
+from probe.alerts.rule import (
     AbsenceSignal,
     BreachSignal,
     EventMatch,
     EventSignal,
     QualitySignal,
-    RatioSignal,
     Rule,
-    SaturationSignal,
+    ValueSignal,
 )
-from probe.alerts.window import Point, Series, Window
+from probe.alerts.window import Labels, Point, Window
 from probe.store import Event, Target
 
-Verdict = Literal["breach", "ok", "below_floor", "no_data", "inhibited"]
+Verdict = Literal["breach", "ok", "below_floor", "no_data"]
 
 # Events that tell whether an engine is meant to run.
 LIFECYCLE_KINDS = ("engine_start", "engine_restart", "engine_exit", "flags_changed")
@@ -67,38 +66,15 @@ class View:
         """Samples older than this are no data."""
         return stale_after(self.target.scrape_interval_s)
 
-
-@dataclass(frozen=True)
-class Increase:
-    """Growth of a counter: its value, resets seen, and the times of the first and last sample used."""
-
-    value: float
-    resets: int
-    first_ts: float
-    last_ts: float
+    @property
+    def moment(self) -> Moment:
+        """The samples as of now."""
+        return Moment(self.window, self.now, self.stale_after_s)
 
 
 def stale_after(scrape_interval_s: float) -> float:
     """Age in seconds past which a target's samples are stale: four scrapes, at least two seconds."""
     return max(4 * scrape_interval_s, 2.0)
-
-
-def increase(points: Sequence[Point] | Series, start: float, end: float) -> Increase | None:
-    """Growth of a counter from its first to its last sample in [start, end]; None with fewer than two samples.
-
-    A sample below its predecessor is a reset: the counter started again from 0, so it grew by the new value.
-    """
-    inside = [p for p in _points(points) if start <= p[0] <= end]
-    if len(inside) < 2:
-        return None
-    total, resets = 0.0, 0
-    for (_, before), (_, after) in itertools.pairwise(inside):
-        if after < before:
-            resets += 1
-            total += after
-        else:
-            total += after - before
-    return Increase(total, resets, inside[0][0], inside[-1][0])
 
 
 def breaches(window: Window, signal: BreachSignal, start: float, end: float) -> dict[str, float]:
@@ -111,16 +87,10 @@ def breaches(window: Window, signal: BreachSignal, start: float, end: float) -> 
     for series in window.series(signal.counter):
         first_ts, first = series.points[0]
         born = first if first_up is not None and first_up < first_ts and start <= first_ts <= end else 0.0
-        rise = increase(series, start, end)
+        rise = growth(series, start, end)
         kind = series.labels.get("kind", "")
         hits[kind] = hits.get(kind, 0.0) + born + (rise.value if rise is not None else 0.0)
     return hits
-
-
-def mean(points: Sequence[Point] | Series, start: float, end: float) -> float | None:
-    """Mean of a gauge's samples in [start, end]; None without samples."""
-    values = [value for ts, value in _points(points) if start <= ts <= end]
-    return sum(values) / len(values) if values else None
 
 
 def longest_run_up(points: Sequence[Point], after: float, max_gap_s: float) -> float:
@@ -142,10 +112,8 @@ def longest_run_up(points: Sequence[Point], after: float, max_gap_s: float) -> f
 def evaluate(rule: Rule, view: View, active_since: float | None = None) -> Outcome:
     """Read a rule (already scaled to the target). `active_since`: start of its active alert, if it has one."""
     signal = rule.signal
-    if isinstance(signal, RatioSignal):
-        return _ratio(rule, signal, view)
-    if isinstance(signal, SaturationSignal):
-        return _saturation(rule, signal, view)
+    if isinstance(signal, ValueSignal):
+        return _value(rule, signal, view)
     if isinstance(signal, EventSignal):
         return _events(rule, signal, view, active_since)
     if isinstance(signal, QualitySignal):
@@ -155,60 +123,51 @@ def evaluate(rule: Rule, view: View, active_since: float | None = None) -> Outco
     return _absence(rule, signal, view)
 
 
-def _ratio(rule: Rule, signal: RatioSignal, view: View) -> Outcome:
-    start = view.now - rule.window_s
-    top = view.window.series(signal.numerator)
-    missing = _why_no_data(signal.numerator, top, view)
-    rises = [rise for s in top if (rise := increase(s, start, view.now))]
-    if missing or not rises:
-        return Outcome("no_data", None, None, None, missing or f"fewer than two samples in {rule.window_s:g} s", "")
-    below = [increase(s, start, view.now) for name in signal.increases for s in view.window.series(name)]
-    numerator = sum(rise.value for rise in rises)
-    denominator = sum(rise.value for rise in below if rise)
-    for name in signal.gauges:
-        denominator += sum(s.points[-1][1] for s in _fresh(view.window.series(name), view))
-    # Nothing finished and nothing runs while requests are thrown out: one request at least is in service.
-    denominator = max(denominator, 1.0) if numerator > 0 else denominator
-    value = numerator / denominator if denominator > 0 else 0.0
-    breach = value > rule.threshold if rule.comparison == ">" else value < rule.threshold
-    floored = denominator < signal.floor and numerator < signal.unless_numerator
-    span = max(r.last_ts for r in rises) - min(r.first_ts for r in rises)
-    resets = sum(rise.resets for rise in rises)
-    coverage = f"{_engines(top, view)}, {span:.0f} of {rule.window_s:.0f} s"
-    coverage += f", {resets} counter reset{'s' if resets > 1 else ''} counted from 0" if resets else ""
-    if floored:
-        coverage += f", fewer than {signal.floor:g} {signal.denominator_unit}: shown, not alerted"
-    summary = (
-        f"{rule.title}: {value:.1%} ({numerator:g} {signal.numerator_unit} / "
-        f"{denominator:g} {signal.denominator_unit} in {rule.window_s:g} s)"
-    )
-    verdict: Verdict = "below_floor" if floored else "breach" if breach else "ok"
-    return Outcome(verdict, value, numerator, denominator, coverage, summary)
-
-
-def _saturation(rule: Rule, signal: SaturationSignal, view: View) -> Outcome:
-    start = view.now - rule.window_s
-    engines = view.window.series(signal.metric)
-    if missing := _why_no_data(signal.metric, engines, view):
+def _value(rule: Rule, signal: ValueSignal, view: View) -> Outcome:
+    at = view.moment
+    values = {key: value for key, value in vector(signal.value, at).items() if not math.isnan(value)}
+    if not values and (missing := _why_no_data(signal, view, at)):
         return Outcome("no_data", None, None, None, missing, "")
-    queues = {_engine_key(s): mean(s, start, view.now) for s in view.window.series(signal.queue)}
-    readings = [
-        (usage, queues.get(_engine_key(s)) or 0.0, s.labels.get("engine", ""))
-        for s in _fresh(engines, view)
-        if (usage := mean(s, start, view.now)) is not None
-    ]
-    if not readings:
-        return Outcome("no_data", None, None, None, f"no data in the last {rule.window_s:g} s", "")
-    queued = [r for r in readings if r[1] >= signal.min_queue]
-    usage, waiting, engine = max(queued or readings)
-    breach = bool(queued) and usage > rule.threshold
-    coverage = f"{_engines(engines, view)}, mean of {rule.window_s:.0f} s, hottest engine {engine or 'unnamed'}"
-    coverage += f" with {waiting:.1f} waiting" if queued else ", nobody waits"
-    summary = (
-        f"{rule.title}: {usage:.0%} of the KV blocks in use and {waiting:.1f} requests waiting "
-        f"on engine {engine or 'unnamed'} (means of {rule.window_s:g} s)"
-    )
-    return Outcome("breach" if breach else "ok", usage, None, None, coverage, summary)
+    assert rule.compared is not None
+    breach = vector(rule.compared, at)
+    floored = bool(breach) and signal.floor is not None and not vector(signal.floor, at)
+    if signal.when is not None:
+        breach = {key: value for key, value in breach.items() if key in vector(signal.when, at)}
+    verdict: Verdict = "ok" if not breach else "below_floor" if floored else "breach"
+    key, value = _worst(rule, {key: values[key] for key in breach if key in values} or values)
+    numerator, denominator = (_single(part, at) for part in (signal.numerator, signal.denominator))
+    coverage = words.coverage(rule, signal, at)
+    if floored:
+        coverage += f", fewer than {signal.floor_unit}: shown, not alerted"
+    said = words.sentence(rule, signal, value, numerator, denominator, key)
+    return Outcome(verdict, value, numerator, denominator, coverage, f"{rule.title}: {said}")
+
+
+def _worst(rule: Rule, values: Vector) -> tuple[Labels, float | None]:
+    """The value that speaks for the target: the greatest, or the least where less is worse."""
+    if not values:
+        return (), None
+    pick = min if rule.comparison in ("<", "<=", "==") else max
+    key = pick(values, key=lambda labels: values[labels])
+    return key, values[key]
+
+
+def _single(part: Expr | None, at: Moment) -> float | None:
+    return next(iter(vector(part, at).values()), None) if part is not None else None
+
+
+def _why_no_data(signal: ValueSignal, view: View, at: Moment) -> str | None:
+    """Why a value is not there, or None when everything it is made of is."""
+    for leaf in leaves(signal.value):
+        metric = metric_of(leaf)
+        found = view.window.series(metric)
+        if not found:
+            return f"no data: {metric} was never read"
+        if isinstance(leaf, Instant) and not at.fresh(metric):
+            return f"no data for {view.now - max(s.newest_ms for s in found) / 1000:.0f} s: {metric}"
+        if not vector(leaf, at):
+            return f"fewer than two samples of {metric} in its window"
+    return None
 
 
 def _events(rule: Rule, signal: EventSignal, view: View, active_since: float | None) -> Outcome:
@@ -283,11 +242,11 @@ def _fall(seen: Round) -> str:
 
 
 def _isolation(rule: Rule, signal: BreachSignal, view: View) -> Outcome:
-    engines = view.window.series(signal.counter)
-    missing = _why_no_data(signal.counter, engines, view)
+    at = view.moment
+    missing = words.why_stale(signal.counter, at, view.now)
     hits = breaches(view.window, signal, view.now - rule.window_s, view.now)
     seen = isolation.newest(view.window, signal, view.now - rule.rounds_s)
-    counted = missing or f"{_engines(engines, view)} counting breaches, {rule.window_s:.0f} s"
+    counted = missing or f"{words.engines(signal.counter, at)} counting breaches, {rule.window_s:.0f} s"
     coverage = f"{counted}; {isolation.coverage(seen, view.now, rule.rounds_s)}"
     value = sum(hits.values()) + sum(reading.leaks for reading in seen)
     # An increase that was seen stays one, though the engine that counted it is gone.
@@ -323,32 +282,3 @@ def _not_expected_up(signal: AbsenceSignal, view: View, last_up: float | None) -
     if died or (last_up is not None and last_up >= created) or not 0 <= view.now - created < signal.grace_s:
         return None
     return f"new for {view.now - created:.0f} s, may take {signal.grace_s:.0f} s to start"
-
-
-def _points(points: Sequence[Point] | Series) -> Sequence[Point]:
-    return list(points.points) if isinstance(points, Series) else points
-
-
-def _fresh(series: Sequence[Series], view: View) -> list[Series]:
-    """Series whose newest sample is not stale: a dead engine's last value is not a value of now."""
-    return [s for s in series if s.points and view.now - s.points[-1][0] <= view.stale_after_s]
-
-
-def _why_no_data(metric: str, series: Sequence[Series], view: View) -> str | None:
-    """Why a metric has no value now, or None if it has."""
-    if _fresh(series, view):
-        return None
-    newest = max((s.points[-1][0] for s in series if s.points), default=None)
-    if newest is None:
-        return f"no data: {metric} was never read"
-    return f"no data for {view.now - newest:.0f} s: state frozen"
-
-
-def _engine_key(series: Series) -> tuple[str, str]:
-    return series.labels.get("model_name", ""), series.labels.get("engine", "")
-
-
-def _engines(series: Sequence[Series], view: View) -> str:
-    known = {_engine_key(s) for s in series}
-    fresh = {_engine_key(s) for s in _fresh(series, view)}
-    return f"{len(fresh)} of {len(known)} engine{'s' if len(known) > 1 else ''}"

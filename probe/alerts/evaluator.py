@@ -5,23 +5,27 @@ Holds no database. `evaluate` returns what the leading monitor writes to the sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from probe.alerts.arithmetic import matches
 from probe.alerts.evaluate import LIFECYCLE_KINDS, Outcome, View, evaluate
-from probe.alerts.rules import EventSignal, Rule, scaled
+from probe.alerts.expr import Match, Quantile, leaves, metric_of
+from probe.alerts.rule import Rule, ValueSignal, scaled
 from probe.alerts.state import Progress, Transition, restore, step
 from probe.alerts.window import Window
 from probe.store import Alert, AlertUpdate, Event, Reading, Sample, Target
 
+LEAST_HORIZON_S = 30.0
+
 
 class TargetEvaluator:
-    """Feed it samples and events, then `evaluate`. `rules` are unscaled; inhibiting rules come first."""
+    """Feed it samples and events, then `evaluate`. `rules` are unscaled."""
 
     def __init__(self, target: Target, rules: Sequence[Rule]) -> None:
         self.target = target
         self.rules = [scaled(rule, target) for rule in rules]
         self.horizon_s = horizon_s(self.rules)
-        self.window = Window(horizons_s(self.rules))
+        self.window = Window(horizons_s(self.rules), _keeps(self.rules))
         self._events: dict[int, Event] = {}
         self._unseen: frozenset[int] = frozenset()
         self._progress = {rule.id: Progress() for rule in self.rules}
@@ -56,7 +60,7 @@ class TargetEvaluator:
         updates = []
         for rule in self.rules:
             before = self._progress[rule.id]
-            outcome = self._read(rule, view, before)
+            outcome = evaluate(rule, view, before.active_since)
             after, transitions = step(rule, before, outcome.verdict, now, view.stale_after_s)
             self._progress[rule.id] = after
             updates.append(_update(rule, self.target, outcome, after, transitions, now))
@@ -66,18 +70,6 @@ class TargetEvaluator:
         """Forget the last evaluation, so that the next one reports its changes of state again."""
         progress, unseen = self._reverted
         self._progress, self._unseen = dict(progress), self._unseen | unseen
-
-    def _read(self, rule: Rule, view: View, before: Progress) -> Outcome:
-        outcome = evaluate(rule, view, before.active_since)
-        active = [other for other in rule.inhibited_by if self._is_active(other)]
-        if outcome.verdict != "breach" or not active:
-            return outcome
-        coverage = f"{outcome.coverage}; explained by {', '.join(active)}"
-        return Outcome("inhibited", outcome.value, outcome.numerator, outcome.denominator, coverage, outcome.summary)
-
-    def _is_active(self, rule_id: str) -> bool:
-        progress = self._progress.get(rule_id)
-        return progress is not None and progress.state != "inactive"
 
     def _forget_events(self, now: float) -> None:
         """Keep what rules can still count, and the last event whatever its age (is the engine meant to run?)."""
@@ -90,22 +82,33 @@ class TargetEvaluator:
 
 
 def horizon_s(rules: Iterable[Rule]) -> float:
-    """How far back the (scaled) rules look at scrapes and events, in seconds."""
-    spans = [30.0]
-    for rule in rules:
-        if rule.metrics == rule.round_metrics:
-            continue
-        recover = rule.signal.recover_s if isinstance(rule.signal, EventSignal) else 0.0
-        spans.append(rule.window_s + recover)
-    return max(spans)
+    """How far back the (scaled) rules look at events, in seconds."""
+    spans = (rule.look_back_s.get("up", 0.0) for rule in rules)
+    return max(LEAST_HORIZON_S, *spans)
 
 
 def horizons_s(rules: Sequence[Rule]) -> dict[str, float]:
     """How far back the (scaled) rules look at each metric: rounds farther than what is scraped."""
-    scraped = horizon_s(rules)
-    return {
-        metric: rule.rounds_s if metric in rule.round_metrics else scraped for rule in rules for metric in rule.metrics
-    }
+    reach: dict[str, float] = {}
+    for rule in rules:
+        spans = {**rule.look_back_s, **dict.fromkeys(rule.round_metrics, rule.rounds_s)}
+        for metric, span in spans.items():
+            reach[metric] = max(reach.get(metric, LEAST_HORIZON_S), span)
+    return reach
+
+
+def _keeps(rules: Sequence[Rule]) -> Callable[[str, Mapping[str, str]], bool]:
+    """Whether some rule reads a series: of a histogram's buckets only those whose bound is asked for."""
+    wanted: dict[str, list[Match]] = {}
+    for rule in rules:
+        parts = rule.signal.parts if isinstance(rule.signal, ValueSignal) else ()
+        for leaf in (leaf for part in parts for leaf in leaves(part)):
+            wanted.setdefault(metric_of(leaf), []).append(() if isinstance(leaf, Quantile) else leaf.match)
+
+    def keeps(metric: str, labels: Mapping[str, str]) -> bool:
+        return metric not in wanted or any(matches(labels, match) for match in wanted[metric])
+
+    return keeps
 
 
 def resolved_by_hand(alert: Alert, why: str, now: float) -> AlertUpdate:

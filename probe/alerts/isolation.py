@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from probe.alerts.rules import BreachSignal
+from probe.alerts.rule import BreachSignal
 from probe.alerts.window import Window
 
 ROUND_EVENT = "isolation_round"

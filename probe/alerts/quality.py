@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from probe.alerts.rules import QualitySignal
+from probe.alerts.rule import QualitySignal
 from probe.alerts.window import Window
 
 ROUND_EVENT = "quality_round"

@@ -1,184 +1,52 @@
-"""Rules as data: what is read, over which window, against what, held for how long, and which runbook.
+"""The rules, as data. Each has a runbook of the same name.
 
-A rule's id is its runbook's id. Windows and hold times are written for a target at true scale; `scaled` fits
-them to a target's `time_scale`, never below what its scrape interval can show.
+Ratios are ratios of sums over the engines of a target, never means of ratios; a gauge of several engines counts by
+its hottest one.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from probe.alerts.expr import (
+    Aggregate,
+    Arithmetic,
+    ClampMin,
+    Compare,
+    Derivative,
+    Expr,
+    Increase,
+    Instant,
+    Logical,
+    OverTime,
+)
+from probe.alerts.rule import (
+    AbsenceSignal,
+    BreachSignal,
+    EventMatch,
+    EventSignal,
+    QualitySignal,
+    Rule,
+    ValueSignal,
+)
 
-from probe.store import Target
+ENGINE = ("engine",)
 
-MIN_SCRAPES_PER_WINDOW = 6
-MIN_SCRAPES_PER_HOLD = 2
-
-
-@dataclass(frozen=True)
-class RatioSignal:
-    """Ratio of sums over all engines of a target.
-
-    Numerator: `increase(numerator)`; denominator: `increase(increases)` of counters plus the newest value of
-    `gauges`. With a denominator below `floor` the value is shown but does not alert, unless the numerator
-    reaches `unless_numerator`.
-    """
-
-    numerator: str
-    increases: tuple[str, ...]
-    gauges: tuple[str, ...] = ()
-    floor: float = 0.0
-    unless_numerator: float = float("inf")
-    numerator_unit: str = ""
-    denominator_unit: str = ""
-
-
-@dataclass(frozen=True)
-class SaturationSignal:
-    """The hottest engine's mean of `metric` over the window, among engines whose mean `queue` is >= `min_queue`."""
-
-    metric: str
-    queue: str
-    min_queue: float
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
+# Multiwindow burn rates (Google SRE workbook, chapter 5): 2% of a 30-day budget in 1 h, 5% in 6 h.
+FAST_BURN, SLOW_BURN = 14.4, 6.0
+LATENCY_OBJECTIVE = 0.99
+TTFT_BOUND_S, ITL_BOUND_S = 2.5, 0.1
+PREFIX_BASELINE_LEAST = 0.1
 
 
-@dataclass(frozen=True)
-class EventMatch:
-    """An event kind, and values its data must have (one of each tuple); no values match any event of the kind."""
-
-    kind: str
-    data: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+def grown(metric: str, window_s: float, *, offset_s: float = 0.0, by: tuple[str, ...] = ()) -> Expr:
+    """Growth of a counter over all engines, or by labels."""
+    return Aggregate("sum", Increase(metric, window_s, offset_s=offset_s), by)
 
 
-@dataclass(frozen=True)
-class EventSignal:
-    """Number of matching events; over once the target was up for `recover_s` on end after the last of them."""
-
-    matches: tuple[EventMatch, ...]
-    recover_s: float
-
-
-@dataclass(frozen=True)
-class AbsenceSignal:
-    """`up` of a target that should be up: not stopped on purpose, and not within `grace_s` of a start.
-
-    The grace is not scaled: a drill's engine loads its model at the speed of any other.
-    """
-
-    grace_s: float
-
-
-@dataclass(frozen=True)
-class QualitySignal:
-    """Fall of accuracy in the rounds of a quality canary, paired against its baseline.
-
-    The metrics are counts of questions of one round: asked, lost, gained, without a usable answer. A round is worse
-    when accuracy fell beyond the rule's threshold with a 95% interval clear of zero, or when more than
-    `invalid_threshold` of the answers are none. The newest `min_rounds` rounds in the window must all be worse. A round
-    takes its time at any scale, so the window is never scaled below `min_window_s`.
-    """
-
-    items: str
-    lost: str
-    gained: str
-    invalid: str
-    min_rounds: int
-    invalid_threshold: float
-    min_window_s: float
-
-
-@dataclass(frozen=True)
-class BreachSignal:
-    """Isolation breaches: what the engine itself counted in the window, plus what an isolation probe found.
-
-    `counter` grows by one for every block of another identity that is served. `probes` and `leaks` are counts of one
-    round of the probe, by check; the newest reading of each check counts until a newer one replaces it, for `rounds_s`
-    at most (not scaled): nothing but another round shows that a leak is gone.
-    """
-
-    counter: str
-    probes: str
-    leaks: str
-    rounds_s: float
-
-
-Signal = RatioSignal | SaturationSignal | EventSignal | AbsenceSignal | QualitySignal | BreachSignal
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One alert. The condition is `value comparison threshold`; all times in seconds.
-
-    hold_s: how long the condition must be seen to hold before the alert fires (not scaled below `min_hold_s`).
-    keep_firing_s: how long it must be seen to be clear before the alert resolves.
-    inhibited_by: rules which, pending or firing on the same target, explain this one.
-    """
-
-    id: str
-    title: str
-    severity: Literal["warning", "critical"]
-    signal: Signal
-    threshold: float
-    window_s: float
-    hold_s: float
-    comparison: Literal[">", "<"] = ">"
-    keep_firing_s: float = 0.0
-    min_hold_s: float = 0.0
-    inhibited_by: tuple[str, ...] = ()
-
-    @property
-    def runbook(self) -> str:
-        """The id of the runbook: the rule's own."""
-        return self.id
-
-    @property
-    def metrics(self) -> frozenset[str]:
-        """Canonical metrics the rule reads."""
-        signal = self.signal
-        if isinstance(signal, RatioSignal):
-            return frozenset({signal.numerator, *signal.increases, *signal.gauges})
-        if isinstance(signal, SaturationSignal):
-            return frozenset({signal.metric, signal.queue})
-        if isinstance(signal, QualitySignal):
-            return frozenset({signal.items, signal.lost, signal.gained, signal.invalid})
-        if isinstance(signal, BreachSignal):
-            return frozenset({"up", signal.counter, signal.probes, signal.leaks})
-        return frozenset({"up"})
-
-    @property
-    def round_metrics(self) -> frozenset[str]:
-        """Those of `metrics` that are not scraped: whoever measured a round writes them to the store."""
-        signal = self.signal
-        if isinstance(signal, QualitySignal):
-            return self.metrics
-        return frozenset({signal.probes, signal.leaks}) if isinstance(signal, BreachSignal) else frozenset()
-
-    @property
-    def rounds_s(self) -> float:
-        """How far back its rounds count, in seconds."""
-        return self.signal.rounds_s if isinstance(self.signal, BreachSignal) else self.window_s
-
-
-def scaled(rule: Rule, target: Target) -> Rule:
-    """The rule as it applies to a target: times multiplied by its `time_scale`, with minimums."""
-    scale, interval = target.time_scale, target.scrape_interval_s
-
-    def shrink(seconds: float) -> float:
-        return max(seconds * scale, MIN_SCRAPES_PER_HOLD * interval) if seconds > 0 else 0.0
-
-    signal = rule.signal
-    if isinstance(signal, EventSignal):
-        signal = dataclasses.replace(signal, recover_s=shrink(signal.recover_s))
-    least = signal.min_window_s if isinstance(signal, QualitySignal) else MIN_SCRAPES_PER_WINDOW * interval
-    return dataclasses.replace(
-        rule,
-        signal=signal,
-        window_s=max(rule.window_s * scale, least),
-        hold_s=max(shrink(rule.hold_s), rule.min_hold_s),
-        keep_firing_s=shrink(rule.keep_firing_s),
-    )
+def over_time(how: str, metric: str, window_s: float) -> Expr:
+    """A gauge over the window, by engine; how: avg, min or max."""
+    assert how in ("avg", "min", "max")
+    return Aggregate("min" if how == "min" else "max", OverTime(how, metric, window_s), ENGINE)  # type: ignore[arg-type]
 
 
 # A process killed from outside is in the rule because that is how the kernel's OOM killer looks from here.
@@ -198,22 +66,65 @@ OOM = Rule(
     hold_s=0.0,
 )
 
+_PREEMPTED = grown("preemptions_total", 300.0)
+# Nothing finished and nothing runs while requests are thrown out: one request at least is in service.
+_IN_SERVICE = ClampMin(
+    Arithmetic("+", grown("requests_finished_total", 300.0), Aggregate("sum", Instant("requests_running"))), 1.0
+)
 EVICTION_STORM = Rule(
     id="eviction-storm",
     title="Eviction rate above 5%",
     severity="warning",
-    signal=RatioSignal(
-        numerator="preemptions_total",
-        increases=("requests_finished_total",),
-        gauges=("requests_running",),
-        floor=20.0,
-        unless_numerator=3.0,
-        numerator_unit="preemptions",
-        denominator_unit="requests in service",
+    signal=ValueSignal(
+        value=Arithmetic("/", _PREEMPTED, _IN_SERVICE),
+        sentence="{value} ({numerator} preemptions / {denominator} requests in service in {window})",
+        unit="percent",
+        floor=Logical("or", Compare(">=", _IN_SERVICE, 20.0), Compare(">=", _PREEMPTED, 3.0)),
+        floor_unit="20 requests in service",
+        numerator=_PREEMPTED,
+        denominator=_IN_SERVICE,
     ),
     threshold=0.05,
     window_s=300.0,
     hold_s=60.0,
+    keep_firing_s=60.0,
+    inhibited_by=("oom", "preemption-livelock"),
+)
+
+PREEMPTION_LIVELOCK = Rule(
+    id="preemption-livelock",
+    title="Preempting and finishing nothing",
+    severity="critical",
+    signal=ValueSignal(
+        value=_PREEMPTED,
+        sentence="{value} preemptions and no request finished in {window}",
+        when=Compare("==", grown("requests_finished_total", 300.0), 0.0),
+    ),
+    threshold=3.0,
+    window_s=300.0,
+    hold_s=60.0,
+    keep_firing_s=60.0,
+    inhibited_by=("oom",),
+)
+
+_EVICTED = grown("kv_block_evictions_total", 300.0)
+_MISSED_SOON = grown("kv_evicted_before_reuse_total", 300.0)
+CACHE_THRASH = Rule(
+    id="cache-thrash",
+    title="Cached blocks evicted before they are used again",
+    severity="warning",
+    signal=ValueSignal(
+        value=Arithmetic("/", _MISSED_SOON, _EVICTED),
+        sentence="{value} of the evicted blocks asked for again soon after ({numerator} of {denominator} in {window})",
+        unit="percent",
+        floor=Compare(">=", _EVICTED, 50.0),
+        floor_unit="50 evicted blocks",
+        numerator=_MISSED_SOON,
+        denominator=_EVICTED,
+    ),
+    threshold=0.2,
+    window_s=300.0,
+    hold_s=120.0,
     keep_firing_s=60.0,
     inhibited_by=("oom",),
 )
@@ -222,12 +133,18 @@ KV_SATURATED = Rule(
     id="kv-saturated",
     title="KV cache full while requests wait",
     severity="warning",
-    signal=SaturationSignal(metric="kv_usage_ratio", queue="requests_waiting", min_queue=1.0),
+    signal=ValueSignal(
+        value=over_time("avg", "kv_usage_ratio", 60.0),
+        sentence="{value} of the KV blocks in use while requests wait{where} (means of {window})",
+        unit="percent",
+        when=Compare(">=", over_time("avg", "requests_waiting", 60.0), 1.0),
+        per=ENGINE,
+    ),
     threshold=0.9,
     window_s=60.0,
     hold_s=120.0,
     keep_firing_s=60.0,
-    inhibited_by=("oom", "eviction-storm"),
+    inhibited_by=("oom", "eviction-storm", "preemption-livelock"),
 )
 
 TARGET_MISSING = Rule(
@@ -241,6 +158,190 @@ TARGET_MISSING = Rule(
     hold_s=60.0,
     min_hold_s=30.0,
     inhibited_by=("oom",),
+)
+
+# Prompt tokens count too: one long prompt in chunks is work, though it makes no token for a while.
+ENGINE_STALL = Rule(
+    id="engine-stall",
+    title="Engine holds requests and makes no tokens",
+    severity="critical",
+    signal=ValueSignal(
+        value=Arithmetic(
+            "+",
+            grown("generation_tokens_total", 120.0, by=ENGINE),
+            grown("prompt_tokens_total", 120.0, by=ENGINE),
+        ),
+        sentence="{value} tokens in {window} while requests are held{where}",
+        when=Logical(
+            "or",
+            Compare(">", over_time("min", "requests_running", 120.0), 0.0),
+            Compare(">", over_time("min", "requests_waiting", 120.0), 0.0),
+        ),
+        per=ENGINE,
+    ),
+    comparison="==",
+    threshold=0.0,
+    window_s=120.0,
+    hold_s=60.0,
+    inhibited_by=("oom", "target-missing"),
+)
+
+HEAD_OF_LINE_BLOCK = Rule(
+    id="head-of-line-block",
+    title="The head of the queue blocks those behind it",
+    severity="warning",
+    signal=ValueSignal(
+        value=over_time("min", "requests_waiting", 120.0),
+        sentence="{value} or more waited all of {window} and none was admitted, with KV blocks free{where}",
+        when=Logical(
+            "and",
+            Logical(
+                "and",
+                Compare("==", grown("ttft_seconds_count", 120.0, by=ENGINE), 0.0),
+                Compare(">", grown("generation_tokens_total", 120.0, by=ENGINE), 0.0),
+            ),
+            Compare("<", over_time("max", "kv_usage_ratio", 120.0), 0.9),
+        ),
+        per=ENGINE,
+    ),
+    comparison=">=",
+    threshold=1.0,
+    window_s=120.0,
+    hold_s=60.0,
+    keep_firing_s=30.0,
+    inhibited_by=("oom", "engine-stall"),
+)
+
+
+def hit_rate(window_s: float, offset_s: float = 0.0) -> Expr:
+    """Prefix-cache hits per queried token."""
+    hits = grown("prefix_hits_total", window_s, offset_s=offset_s)
+    return Arithmetic("/", hits, grown("prefix_queries_total", window_s, offset_s=offset_s))
+
+
+_HITS_NOW, _HITS_BEFORE = hit_rate(600.0), hit_rate(DAY_S, 600.0)
+PREFIX_HIT_COLLAPSE = Rule(
+    id="prefix-hit-collapse",
+    title="Prefix cache hit rate collapsed against its own baseline",
+    severity="warning",
+    signal=ValueSignal(
+        value=Arithmetic("/", _HITS_NOW, _HITS_BEFORE),
+        sentence="hit rate {numerator} in {window} against {denominator} in the day before: {value} of it",
+        unit="percent",
+        when=Compare(">=", _HITS_BEFORE, PREFIX_BASELINE_LEAST),
+        floor=Compare(">=", grown("prefix_queries_total", 600.0), 10_000.0),
+        floor_unit="10,000 queried tokens",
+        numerator=_HITS_NOW,
+        denominator=_HITS_BEFORE,
+    ),
+    comparison="<",
+    threshold=0.5,
+    window_s=600.0,
+    hold_s=300.0,
+    keep_firing_s=120.0,
+    inhibited_by=("oom",),
+)
+
+
+def burn(metric: str, bound_s: float, window_s: float) -> Expr:
+    """How many times faster than its objective allows the error budget of a latency is used up."""
+    served = Aggregate("sum", Increase(f"{metric}_count", window_s))
+    good = Aggregate("sum", Increase(f"{metric}_bucket", window_s, match=(("le", f"{bound_s:g}"),)))
+    slow = Arithmetic("/", Arithmetic("-", served, good), served)
+    return Arithmetic("/", slow, round(1 - LATENCY_OBJECTIVE, 9))
+
+
+def burn_rule(rule_id: str, words: str, metric: str, bound_s: float) -> Rule:
+    """Pages when a long and a short window agree that the budget burns: 14.4 times, or 6 times for longer."""
+    fast = Logical(
+        "and",
+        Compare(">", burn(metric, bound_s, HOUR_S), FAST_BURN),
+        Compare(">", burn(metric, bound_s, 5 * MINUTE_S), FAST_BURN),
+    )
+    slow = Logical(
+        "and",
+        Compare(">", burn(metric, bound_s, 6 * HOUR_S), SLOW_BURN),
+        Compare(">", burn(metric, bound_s, 30 * MINUTE_S), SLOW_BURN),
+    )
+    return Rule(
+        id=rule_id,
+        title=f"{words} burns its error budget",
+        severity="critical",
+        signal=ValueSignal(
+            value=burn(metric, bound_s, HOUR_S),
+            sentence=f"{{value}} times the budget in {{window}} ({LATENCY_OBJECTIVE:.0%} within {bound_s:g} s)",
+            unit="ratio",
+            condition=Logical("or", fast, slow),
+            floor=Compare(">=", grown(f"{metric}_count", HOUR_S), 50.0),
+            floor_unit="50 observations",
+        ),
+        threshold=FAST_BURN,
+        window_s=HOUR_S,
+        hold_s=0.0,
+        keep_firing_s=60.0,
+        inhibited_by=("oom", "target-missing", "engine-stall", "preemption-livelock"),
+    )
+
+
+TTFT_SLO_BURN = burn_rule("ttft-slo-burn", "Time to first token", "ttft_seconds", TTFT_BOUND_S)
+ITL_SLO_BURN = burn_rule("itl-slo-burn", "Inter-token latency", "itl_seconds", ITL_BOUND_S)
+
+# Cached blocks that nobody uses are free: with no request at all, nothing holds a block.
+KV_BLOCK_LEAK = Rule(
+    id="kv-block-leak",
+    title="KV blocks stay in use after every request is gone",
+    severity="warning",
+    signal=ValueSignal(
+        value=over_time("min", "kv_usage_ratio", 300.0),
+        sentence="{value} of the KV blocks in use without a single request for {window}{where}",
+        unit="percent",
+        when=Logical(
+            "and",
+            Compare("==", over_time("max", "requests_running", 300.0), 0.0),
+            Compare("==", over_time("max", "requests_waiting", 300.0), 0.0),
+        ),
+        per=ENGINE,
+    ),
+    threshold=0.01,
+    window_s=300.0,
+    hold_s=60.0,
+    inhibited_by=("oom", "target-missing"),
+)
+
+_DEVICE = ("gpu",)
+GPU_MEMORY_CREEP = Rule(
+    id="gpu-memory-creep",
+    title="Device memory creeps up",
+    severity="warning",
+    signal=ValueSignal(
+        value=Arithmetic(
+            "/",
+            Arithmetic("*", Aggregate("max", Derivative("device_memory_used_bytes", HOUR_S), _DEVICE), HOUR_S),
+            Aggregate("max", Instant("device_memory_total_bytes"), _DEVICE),
+        ),
+        sentence="{value} of the device an hour, over {window}{where}",
+        unit="percent",
+        per=_DEVICE,
+    ),
+    threshold=0.01,
+    window_s=HOUR_S,
+    hold_s=1800.0,
+    keep_firing_s=600.0,
+    inhibited_by=("oom", "target-missing"),
+)
+
+METRICS_UNKNOWN = Rule(
+    id="metrics-unknown",
+    title="The target answers, but not with the metrics its engine should have",
+    severity="warning",
+    signal=ValueSignal(
+        value=Instant("required_metrics_missing"),
+        sentence="{value} metrics that alerts need are not exposed",
+    ),
+    threshold=0.0,
+    window_s=60.0,
+    hold_s=60.0,
+    inhibited_by=("oom", "target-missing"),
 )
 
 # Two rounds hold it already, so nothing is waited for beyond them; one good round is enough to end it.
@@ -279,12 +380,21 @@ PREFIX_ISOLATION_BREACH = Rule(
     hold_s=0.0,
 )
 
-# Evaluated in this order: a rule that inhibits comes before the rules it inhibits.
 DEFAULT_RULES: tuple[Rule, ...] = (
     OOM,
+    TARGET_MISSING,
+    ENGINE_STALL,
+    PREEMPTION_LIVELOCK,
     EVICTION_STORM,
     KV_SATURATED,
-    TARGET_MISSING,
+    HEAD_OF_LINE_BLOCK,
+    TTFT_SLO_BURN,
+    ITL_SLO_BURN,
+    PREFIX_HIT_COLLAPSE,
+    CACHE_THRASH,
+    KV_BLOCK_LEAK,
+    GPU_MEMORY_CREEP,
+    METRICS_UNKNOWN,
     KV_QUALITY_DROP,
     PREFIX_ISOLATION_BREACH,
 )

@@ -1,7 +1,9 @@
 """The life of an alert on one target: inactive -> pending -> firing -> resolved (and inactive again).
 
 Times that count are times *seen*: the hold time passes only between two observations that both breach, the
-time to resolve only between two that are both clear. Without data the state is frozen; neither time passes.
+time to resolve only between two that are both clear. As in Prometheus, what is pending ends when it is not seen to
+hold, for want of data too. What fires stays without data, frozen: missing data is no recovery. (An exported rule
+resolves then, after `keep_firing_for`.)
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from probe.alerts.evaluate import Verdict
-from probe.alerts.rules import Rule
+from probe.alerts.rule import Rule
 from probe.store import Alert
 
 State = Literal["inactive", "pending", "firing"]
@@ -42,10 +44,9 @@ def step(
 ) -> tuple[Progress, tuple[Transition, ...]]:
     """One observation: the new progress, and the changes of state it caused, in order.
 
-    `max_gap_s` bounds what counts between two observations. An inhibited rule does not start and drops what is
-    pending; one that fires already goes on, frozen.
+    `max_gap_s` bounds what counts between two observations.
     """
-    if verdict == "no_data":
+    if verdict == "no_data" and before.state != "pending":
         return replace(before, seen_at=None), ()
     if verdict == "breach":
         return _breach(rule, before, now, max_gap_s)
@@ -53,8 +54,6 @@ def step(
         return Progress(), (("pending", "inactive"),)
     if before.state == "inactive":
         return Progress(), ()
-    if verdict == "inhibited":
-        return replace(before, progress_s=0.0, seen_at=None), ()
     cleared = before.progress_s + _counted(before, now, max_gap_s)
     if cleared >= rule.keep_firing_s:
         return Progress(), (("firing", "resolved"),)

@@ -6,9 +6,11 @@ import math
 import time
 from typing import Any
 
-from probe.alerts.evaluate import breaches, increase
+from probe.alerts.arithmetic import growth
+from probe.alerts.evaluate import breaches
 from probe.alerts.isolation import newest
-from probe.alerts.rules import PREFIX_ISOLATION_BREACH, BreachSignal
+from probe.alerts.rule import BreachSignal
+from probe.alerts.rules import PREFIX_ISOLATION_BREACH
 from probe.alerts.window import Window
 from probe.store import Store
 from runbooks.isolation_facts import kind_of
@@ -37,7 +39,7 @@ def observed_isolation(store: Store, target: str, since: float, until: float | N
         return None
 
     def rise(metric: str) -> float:
-        return sum(found.value for s in window.series(metric) if (found := increase(s, since, until)))
+        return sum(found.value for s in window.series(metric) if (found := growth(s, since, until)))
 
     asked = rise(_ASKED)
     # What the engine counted is of its requests; without a counter the probe's own questions are all that is known.

@@ -16,7 +16,7 @@ from typing import Any
 
 from probe.alerts.evaluate import LIFECYCLE_KINDS, ROUND_KINDS
 from probe.alerts.evaluator import TargetEvaluator, resolved_by_hand
-from probe.alerts.rules import Rule
+from probe.alerts.rule import Rule
 from probe.collect.changes import ChangeDetector, Finding, Observation
 from probe.collect.collector import Collector
 from probe.dialects import DialectError, load_dialect

@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from probe.alerts.evaluate import increase as counter_increase
+from probe.alerts.arithmetic import growth
+from probe.alerts.window import Series
 from probe.load.report import LoadReport, RequestRecord
 from probe.store import Store
 
@@ -53,11 +54,11 @@ def _series(frame: pd.DataFrame) -> Iterable[pd.DataFrame]:
 
 
 def increase(frame: pd.DataFrame) -> float | None:
-    """Sum over series of a counter's rise, by the arithmetic of the alerts (resets included, no extrapolation)."""
+    """Sum over series of a counter's rise as it was seen: resets included, not extrapolated."""
     rises = []
     for series in _series(frame):
-        points = list(zip(series["ts"].tolist(), series["value"].tolist(), strict=True))
-        found = counter_increase(points, -math.inf, math.inf)
+        points = zip(series["ts"].tolist(), series["value"].tolist(), strict=True)
+        found = growth(Series({}, points), -math.inf, math.inf)
         if found is not None:
             rises.append(found.value)
     return sum(rises) if rises else None

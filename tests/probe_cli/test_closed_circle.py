@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from probe.alerts.rules import DEFAULT_RULES, Rule
+from probe.alerts.rule import Rule
+from probe.alerts.rules import DEFAULT_RULES
 from probe.replay.scenario import list_scenarios
 from runbooks.load import get_runbook, list_runbooks
 

@@ -10,7 +10,8 @@ import pytest
 from probe.alerts.evaluate import Outcome, View, evaluate
 from probe.alerts.evaluator import TargetEvaluator
 from probe.alerts.isolation import newest
-from probe.alerts.rules import DEFAULT_RULES, PREFIX_ISOLATION_BREACH, BreachSignal, scaled
+from probe.alerts.rule import BreachSignal, scaled
+from probe.alerts.rules import DEFAULT_RULES, PREFIX_ISOLATION_BREACH
 from probe.alerts.window import Window
 from probe.store import Sample, Target
 

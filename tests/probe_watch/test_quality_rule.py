@@ -11,7 +11,8 @@ import pytest
 from probe.alerts.evaluate import Outcome, View, evaluate
 from probe.alerts.evaluator import TargetEvaluator
 from probe.alerts.quality import Round, rounds
-from probe.alerts.rules import DEFAULT_RULES, KV_QUALITY_DROP, QualitySignal, scaled
+from probe.alerts.rule import QualitySignal, scaled
+from probe.alerts.rules import DEFAULT_RULES, KV_QUALITY_DROP
 from probe.alerts.window import Window
 from probe.store import Sample, Target
 

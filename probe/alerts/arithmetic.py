@@ -1,0 +1,269 @@
+"""Evaluating expressions on samples, to the letter as Prometheus 2.42 does (promql/functions.go, quantile.go).
+
+Ranges include both ends. A counter's growth adds what was lost at each reset and is extrapolated to the window's
+edges: by the distance to the edge where that is less than 1.1 of the mean distance between samples, else by half
+that distance, and never below zero. The newest sample is none once a later scrape did not bring it. Growth that
+really happened, for people who count requests, is `growth`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from probe.alerts.expr import (
+    Aggregate,
+    Arithmetic,
+    Changes,
+    ClampMin,
+    Compare,
+    Derivative,
+    Expr,
+    Increase,
+    Instant,
+    Logical,
+    Match,
+    OverTime,
+    Quantile,
+)
+from probe.alerts.window import Labels, Series, Window, to_ms
+
+Vector = dict[Labels, float]
+
+# Read from the driver in a rhythm of its own, so a later scrape says nothing about it.
+OWN_RHYTHM = "device_"
+FAR = 1e12  # seconds; later than any sample
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Growth of a counter as it was seen: not extrapolated. Times of the first and last sample used, in seconds."""
+
+    value: float
+    resets: int
+    first_ts: float
+    last_ts: float
+
+
+@dataclass(frozen=True)
+class QuantileReading:
+    """A quantile; `above_last`: it lies above the last finite bucket, whose bound `value` is then."""
+
+    value: float
+    above_last: bool
+
+
+class Moment:
+    """One window of samples, looked at as of `now` (Unix seconds). `lookback_s`: age past which no sample counts."""
+
+    def __init__(self, window: Window, now: float, lookback_s: float) -> None:
+        self.window = window
+        self.now_ms = to_ms(now)
+        self._lookback_ms = to_ms(lookback_s)
+        self._tried = window.attempted_ms(self.now_ms)
+
+    def newest(self, series: Series, metric: str) -> float | None:
+        """A series' value now; None when it is stale or too old."""
+        point = series.at(self.now_ms)
+        if point is None or point[0] <= self.now_ms - self._lookback_ms:
+            return None
+        if self._tried is not None and point[0] < self._tried and not metric.startswith(OWN_RHYTHM):
+            return None
+        return point[1]
+
+    def fresh(self, metric: str) -> list[Series]:
+        """The series of a metric that have a value now."""
+        return [s for s in self.window.series(metric) if self.newest(s, metric) is not None]
+
+
+def evaluate(expr: Expr, at: Moment) -> Vector:
+    """The vector of an expression; empty where there is nothing to say."""
+    if isinstance(expr, Aggregate):
+        return _aggregate(expr, evaluate(expr.of, at))
+    if isinstance(expr, Arithmetic | Compare):
+        left = evaluate(expr.left, at)
+        right = expr.right if isinstance(expr.right, float | int) else evaluate(expr.right, at)
+        return _arithmetic(expr.op, left, right) if isinstance(expr, Arithmetic) else _compare(expr.op, left, right)
+    if isinstance(expr, Logical):
+        return _logical(expr.op, evaluate(expr.left, at), evaluate(expr.right, at))
+    if isinstance(expr, ClampMin):
+        return {key: max(value, expr.least) for key, value in evaluate(expr.of, at).items()}
+    if isinstance(expr, Quantile):
+        reading = quantile(expr.q, bucket_increases(expr.metric, expr.window_s, at))
+        return {} if reading is None else {(): reading.value}
+    return _leaf(expr, at)
+
+
+def _leaf(expr: Instant | Increase | OverTime | Changes | Derivative, at: Moment) -> Vector:
+    vector: Vector = {}
+    for series in at.window.series(expr.metric):
+        if not matches(series.labels, expr.match):
+            continue
+        value = _read(expr, series, at)
+        if value is not None:
+            vector[tuple(sorted(series.labels.items()))] = value
+    return vector
+
+
+def _read(expr: Instant | Increase | OverTime | Changes | Derivative, series: Series, at: Moment) -> float | None:
+    if isinstance(expr, Instant):
+        return at.newest(series, expr.metric)
+    if isinstance(expr, Increase):
+        end = at.now_ms - to_ms(expr.offset_s)
+        return increase(series, end - to_ms(expr.window_s), end)
+    i, j = series.span(at.now_ms - to_ms(expr.window_s), at.now_ms)
+    if isinstance(expr, Derivative):
+        return _slope(series, i, j) if j - i >= 2 else None
+    if i == j:
+        return None
+    values = series.values[i:j]
+    if isinstance(expr, Changes):
+        return float(sum(a != b for a, b in itertools.pairwise(values)))
+    if expr.how == "avg":
+        return math.fsum(values) / len(values)
+    return min(values) if expr.how == "min" else max(values)
+
+
+def matches(labels: Mapping[str, str], match: Match) -> bool:
+    """Whether a series carries the labels; `le` by its number, as exporters spell it differently."""
+    for name, wanted in match:
+        found = labels.get(name, "")
+        if found != wanted and not (name == "le" and found and float(found) == float(wanted)):
+            return False
+    return True
+
+
+def increase(series: Series, start_ms: int, end_ms: int) -> float | None:
+    """Growth of a counter in [start, end], extrapolated; None with fewer than two samples."""
+    i, j = series.span(start_ms, end_ms)
+    if j - i < 2:
+        return None
+    first_ms, last_ms = series.times[i], series.times[j - 1]
+    first = series.values[i]
+    grown = series.values[j - 1] - first
+    for lost in series.drops(first_ms, last_ms):
+        grown += lost
+    sampled = (last_ms - first_ms) / 1000
+    mean_step = sampled / (j - i - 1)
+    to_start, to_end = (first_ms - start_ms) / 1000, (end_ms - last_ms) / 1000
+    if grown > 0 and first >= 0:
+        to_start = min(to_start, sampled * (first / grown))  # a counter was never below zero
+    limit = mean_step * 1.1
+    covered = sampled
+    covered += to_start if to_start < limit else mean_step / 2
+    covered += to_end if to_end < limit else mean_step / 2
+    return grown * (covered / sampled)
+
+
+def growth(series: Series, start: float, end: float) -> Growth | None:
+    """Growth of a counter between its first and last sample in [start, end] seconds; None with fewer than two."""
+    i, j = series.span(to_ms(max(start, 0.0)), to_ms(min(end, FAR)))
+    if j - i < 2:
+        return None
+    lost = series.drops(series.times[i], series.times[j - 1])
+    grown = series.values[j - 1] - series.values[i] + sum(lost)
+    return Growth(grown, len(lost), series.times[i] / 1000, series.times[j - 1] / 1000)
+
+
+def bucket_increases(metric: str, window_s: float, at: Moment) -> list[tuple[float, float]]:
+    """(upper bound, growth) of a histogram's buckets, those of all engines added up, by bound."""
+    merged: dict[float, float] = {}
+    for series in at.window.series(f"{metric}_bucket"):
+        grown = increase(series, at.now_ms - to_ms(window_s), at.now_ms)
+        if grown is not None:
+            bound = float(series.labels["le"])
+            merged[bound] = merged.get(bound, 0.0) + grown
+    return sorted(merged.items())
+
+
+def quantile(q: float, buckets: Sequence[tuple[float, float]]) -> QuantileReading | None:
+    """The q-quantile (0 < q < 1) of cumulative buckets [(bound, count)] by bound; None without observations.
+
+    Linear within a bucket; the first one begins at 0 when its bound is positive.
+    """
+    if len(buckets) < 2 or not math.isinf(buckets[-1][0]):
+        return None
+    counts: list[float] = []
+    for _, count in buckets:
+        counts.append(max(count, counts[-1]) if counts else count)  # extrapolation may break the order by a hair
+    if counts[-1] == 0:
+        return None
+    rank = q * counts[-1]
+    b = next((i for i, count in enumerate(counts[:-1]) if count >= rank), len(counts) - 1)
+    if b == len(counts) - 1:
+        return QuantileReading(buckets[-2][0], above_last=True)
+    bound = buckets[b][0]
+    if b == 0 and bound <= 0:
+        return QuantileReading(bound, above_last=False)
+    start, below = (buckets[b - 1][0], counts[b - 1]) if b > 0 else (0.0, 0.0)
+    return QuantileReading(start + (bound - start) * ((rank - below) / (counts[b] - below)), above_last=False)
+
+
+def _slope(series: Series, i: int, j: int) -> float:
+    """Least squares, time counted from the first sample; the same value throughout has no slope."""
+    values = series.values[i:j]
+    if all(value == values[0] for value in values):
+        return 0.0
+    x = [(ts - series.times[i]) / 1000 for ts in series.times[i:j]]
+    n = float(j - i)
+    sum_x, sum_y = math.fsum(x), math.fsum(values)
+    covariance = math.fsum(a * b for a, b in zip(x, values, strict=True)) - sum_x * sum_y / n
+    variance = math.fsum(a * a for a in x) - sum_x * sum_x / n
+    return covariance / variance
+
+
+def _aggregate(expr: Aggregate, vector: Vector) -> Vector:
+    groups: dict[Labels, list[float]] = {}
+    for labels, value in vector.items():
+        known = dict(labels)
+        groups.setdefault(tuple((name, known[name]) for name in sorted(expr.by) if known.get(name)), []).append(value)
+    if expr.how == "sum":
+        return {key: sum(values) for key, values in groups.items()}
+    pick = max if expr.how == "max" else min
+    # NaN is less than anything to max and greater than anything to min, as long as there is a number.
+    return {key: pick((v for v in values if not math.isnan(v)), default=math.nan) for key, values in groups.items()}
+
+
+def _arithmetic(op: str, left: Vector, right: Vector | float) -> Vector:
+    return {key: _operate(op, value, other) for key, value, other in _pairs(left, right)}
+
+
+def _operate(op: str, a: float, b: float) -> float:
+    if op == "+":
+        return a + b
+    if op == "-":
+        return a - b
+    if op == "*":
+        return a * b
+    if b == 0:
+        return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
+    return a / b
+
+
+def _compare(op: str, left: Vector, right: Vector | float) -> Vector:
+    return {key: value for key, value, other in _pairs(left, right) if holds(op, value, other)}
+
+
+def holds(op: str, a: float, b: float) -> bool:
+    """Whether a comparison holds; with NaN none does."""
+    if op == ">":
+        return a > b
+    if op == "<":
+        return a < b
+    if op == ">=":
+        return a >= b
+    return a <= b if op == "<=" else a == b
+
+
+def _pairs(left: Vector, right: Vector | float) -> list[tuple[Labels, float, float]]:
+    if isinstance(right, float | int):
+        return [(key, value, float(right)) for key, value in left.items()]
+    return [(key, value, right[key]) for key, value in left.items() if key in right]
+
+
+def _logical(op: str, left: Vector, right: Vector) -> Vector:
+    if op == "or":
+        return {**right, **left}
+    return {key: value for key, value in left.items() if (key in right) == (op == "and")}
