@@ -22,6 +22,7 @@ st.navigation(
         st.Page("app_pages/isolation.py", title="Isolation", icon=":material/lock_person:"),
         st.Page("app_pages/quality.py", title="Quality", icon=":material/fact_check:"),
         st.Page("app_pages/alerts.py", title="Alerts", icon=":material/notifications:"),
+        st.Page("app_pages/backtest.py", title="Backtest", icon=":material/history:"),
         st.Page("app_pages/runbooks.py", title="Runbooks", icon=":material/menu_book:"),
     ],
     position="top",

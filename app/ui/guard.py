@@ -18,6 +18,7 @@ from app.runtime import AppError
 from app.ui.debug import EngineUnreachableError
 from app.ui.words import plain
 from engine.config import ConfigError
+from probe.alerts.backtest import BacktestError
 from probe.replay.scenario import ReplayError
 from probe.store import StoreError
 from runbooks.load import RunbookError
@@ -25,7 +26,7 @@ from runbooks.load import RunbookError
 P = ParamSpec("P")
 log = logging.getLogger("kvoncall.app")
 
-_EXPECTED = (AppError, StoreError, ReplayError, RunbookError, ConfigError, EngineUnreachableError)
+_EXPECTED = (AppError, BacktestError, StoreError, ReplayError, RunbookError, ConfigError, EngineUnreachableError)
 
 
 def sentence(error: Exception) -> str:

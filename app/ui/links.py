@@ -13,6 +13,7 @@ PAGES = {
     "quality": "app_pages/quality.py",
     "isolation": "app_pages/isolation.py",
     "alerts": "app_pages/alerts.py",
+    "backtest": "app_pages/backtest.py",
     "runbooks": "app_pages/runbooks.py",
 }
 

@@ -34,7 +34,6 @@ Vector = dict[Labels, float]
 
 # Read from the driver in a rhythm of its own, so a later scrape says nothing about it.
 OWN_RHYTHM = "device_"
-FAR = 1e12  # seconds; later than any sample
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def increase(series: Series, start_ms: int, end_ms: int) -> float | None:
 
 def growth(series: Series, start: float, end: float) -> Growth | None:
     """Growth of a counter between its first and last sample in [start, end] seconds; None with fewer than two."""
-    i, j = series.span(to_ms(max(start, 0.0)), to_ms(min(end, FAR)))
+    i, j = series.span(to_ms(max(start, 0.0)), to_ms(end))
     if j - i < 2:
         return None
     lost = series.drops(series.times[i], series.times[j - 1])

@@ -16,11 +16,12 @@ Point = tuple[float, float]  # (Unix seconds, value)
 Labels = tuple[tuple[str, str], ...]
 
 _COMPACT_AT = 256
+FAR_S = 1e12  # later than any sample
 
 
 def to_ms(ts: float) -> int:
     """Unix seconds as integer milliseconds, as the store and Prometheus keep them."""
-    return round(ts * 1000)
+    return round(min(ts, FAR_S) * 1000)
 
 
 class Series:

@@ -1,0 +1,5 @@
+"""Backtest page."""
+
+from app.ui.backtest_page import render
+
+render()
