@@ -5,17 +5,22 @@
 
 from probe.store.database import default_data_dir
 from probe.store.records import (
+    ACK_KINDS,
+    Acknowledgement,
     Alert,
     AlertUpdate,
     Event,
+    ImportedAlert,
     JournalEntry,
     Lease,
     LeaseLostError,
+    Notification,
     QualityItem,
     QualityRun,
     Reading,
     Replay,
     Sample,
+    Silence,
     StoreError,
     Target,
 )
@@ -23,17 +28,22 @@ from probe.store.retention import apply_retention
 from probe.store.store import Store
 
 __all__ = [
+    "ACK_KINDS",
+    "Acknowledgement",
     "Alert",
     "AlertUpdate",
     "Event",
+    "ImportedAlert",
     "JournalEntry",
     "Lease",
     "LeaseLostError",
+    "Notification",
     "QualityItem",
     "QualityRun",
     "Reading",
     "Replay",
     "Sample",
+    "Silence",
     "Store",
     "StoreError",
     "Target",

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from probe.notify.matchers import Matcher
+
+ACK_KINDS = ("investigating", "known", "planned", "accepted", "false-alarm")
 
 
 class StoreError(Exception):
@@ -67,6 +71,16 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Acknowledgement:
+    """Somebody took an alert on: it is not repeated until it resolves. `kind` is one of `ACK_KINDS`."""
+
+    author: str
+    kind: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True)
 class Alert:
     """One incident of one rule on one target; `state` goes from "pending" over "firing" to "resolved".
 
@@ -74,6 +88,7 @@ class Alert:
     `store.alerts.transitions(id)` has the value at each change of state and `store.alerts.readings()` the
     present one. `coverage` says what it rests on (engines, span of data, resets, age). `progress_s` is how long
     the condition was seen to hold (pending) or to be clear (firing); time without data does not count.
+    `engine` and `model` are those of the target as far as they are known, else "".
     """
 
     id: int
@@ -96,14 +111,105 @@ class Alert:
     firing_at: float | None
     resolved_at: float | None
     updated_at: float
+    engine: str = ""
+    model: str = ""
+    acknowledgement: Acknowledgement | None = None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What matchers, grouping and routing see (`probe.notify.matchers.LABELS`)."""
+        return {
+            "rule": self.rule,
+            "target": self.target,
+            "severity": self.severity,
+            "model": self.model,
+            "engine": self.engine,
+        }
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Alerts whose labels meet every matcher are not notified from `starts_at` until `ends_at`."""
+
+    id: int
+    matchers: tuple[Matcher, ...]
+    starts_at: float
+    ends_at: float
+    author: str
+    reason: str
+    created_at: float
+    expired_by: str | None = None
+
+    def state(self, now: float) -> Literal["pending", "active", "expired"]:
+        """Where `now` lies."""
+        if now >= self.ends_at:
+            return "expired"
+        return "active" if now >= self.starts_at else "pending"
+
+
+@dataclass(frozen=True)
+class Notification:
+    """One line of the outbox: one transition of one alert on its way to one receiver.
+
+    `transition`: "firing", "resolved" or "repeat-N". `state`: "pending" (waits for its group, a retry, or the end of a
+    mute), "sending", "sent", "failed" (given up; `error` says why) or "dropped" (needless by now; `error` says why).
+    `unconfirmed`: a try may have arrived without an answer. `done_at` is set in the last three states.
+    """
+
+    id: int
+    alert_id: int
+    rule: str
+    target: str
+    transition: str
+    receiver: str
+    group_key: str
+    state: str
+    created_at: float
+    due_at: float
+    done_at: float | None
+    tries: int
+    unconfirmed: bool
+    error: str | None
+    claimed_until: float | None
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the receiver knows of it, or may."""
+        return self.state == "sent" or self.unconfirmed
+
+
+@dataclass(frozen=True)
+class ImportedAlert:
+    """An alert of somebody else's Alertmanager, as its webhook told it last.
+
+    `status`: "firing" or "resolved". `runbook`: the id of our runbook that fits, or None. Links that are not http are
+    left out ("").
+    """
+
+    fingerprint: str
+    status: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    starts_at: float
+    ends_at: float | None
+    generator_url: str
+    external_url: str
+    receiver: str
+    received_at: float
+    runbook: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`alertname`, or "" where the sender gave none."""
+        return self.labels.get("alertname", "")
 
 
 @dataclass(frozen=True)
 class Reading:
     """The newest evaluation of one rule on one target, alerting or not.
 
-    `verdict`: "breach", "ok", "no_data", "below_floor" (too little traffic to alert on) or "inhibited" (another
-    alert explains it). `state` is the alert state after it ("inactive" when there is no active alert).
+    `verdict`: "breach", "ok", "no_data" or "below_floor" (too little traffic to alert on). `state` is the alert state
+    after it ("inactive" when there is no active alert).
     """
 
     rule: str
