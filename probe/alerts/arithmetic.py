@@ -66,7 +66,7 @@ class Moment:
     def newest(self, series: Series, metric: str) -> float | None:
         """A series' value now; None when it is stale or too old."""
         point = series.at(self.now_ms)
-        if point is None or point[0] <= self.now_ms - self._lookback_ms:
+        if point is None or point[0] < self.now_ms - self._lookback_ms:
             return None
         if self._tried is not None and point[0] < self._tried and not metric.startswith(OWN_RHYTHM):
             return None
@@ -121,7 +121,7 @@ def _read(expr: Instant | Increase | OverTime | Changes | Derivative, series: Se
     if isinstance(expr, Changes):
         return float(sum(a != b for a, b in itertools.pairwise(values)))
     if expr.how == "avg":
-        return math.fsum(values) / len(values)
+        return _mean(values)
     return min(values) if expr.how == "min" else max(values)
 
 
@@ -198,6 +198,17 @@ def quantile(q: float, buckets: Sequence[tuple[float, float]]) -> QuantileReadin
         return QuantileReading(bound, above_last=False)
     start, below = (buckets[b - 1][0], counts[b - 1]) if b > 0 else (0.0, 0.0)
     return QuantileReading(start + (bound - start) * ((rank - below) / (counts[b] - below)), above_last=False)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Running mean with compensated sums: a threshold met exactly must be met exactly here too."""
+    mean = lost = 0.0
+    for count, value in enumerate(values, 1):
+        step = value / count - mean / count
+        total = mean + step
+        lost += (mean - total) + step if abs(mean) >= abs(step) else (step - total) + mean
+        mean = total
+    return mean + lost
 
 
 def _slope(series: Series, i: int, j: int) -> float:

@@ -14,7 +14,7 @@ from typing import Literal
 from probe.alerts import isolation, quality, words
 from probe.alerts.arithmetic import Moment, Vector, growth
 from probe.alerts.arithmetic import evaluate as vector
-from probe.alerts.expr import Expr, Instant, leaves, metric_of
+from probe.alerts.expr import Expr, leaves, metric_of
 from probe.alerts.quality import Round, is_worse, rounds
 from probe.alerts.rule import (
     AbsenceSignal,
@@ -80,13 +80,15 @@ def stale_after(scrape_interval_s: float) -> float:
 def breaches(window: Window, signal: BreachSignal, start: float, end: float) -> dict[str, float]:
     """Isolation breaches an engine counted in [start, end], by kind.
 
-    A label's series may begin with its first event. Where the target answered before it appeared it has grown from 0.
+    A label's series may begin with its first event. Where the target answered in [start, end] before it appeared, it
+    has grown from 0.
     """
-    first_up = min((ts for s in window.series("up") for ts, value in s.points if value >= 1), default=None)
+    answered = (ts for s in window.series("up") for ts, value in s.points if value >= 1 and ts >= start)
+    first_up = min(answered, default=None)
     hits: dict[str, float] = {}
     for series in window.series(signal.counter):
         first_ts, first = series.points[0]
-        born = first if first_up is not None and first_up < first_ts and start <= first_ts <= end else 0.0
+        born = first if first_up is not None and first_up < first_ts <= end else 0.0
         rise = growth(series, start, end)
         kind = series.labels.get("kind", "")
         hits[kind] = hits.get(kind, 0.0) + born + (rise.value if rise is not None else 0.0)
@@ -163,10 +165,10 @@ def _why_no_data(signal: ValueSignal, view: View, at: Moment) -> str | None:
         found = view.window.series(metric)
         if not found:
             return f"no data: {metric} was never read"
-        if isinstance(leaf, Instant) and not at.fresh(metric):
-            return f"no data for {view.now - max(s.newest_ms for s in found) / 1000:.0f} s: {metric}"
         if not vector(leaf, at):
-            return f"fewer than two samples of {metric} in its window"
+            if not at.fresh(metric):
+                return f"no data for {view.now - max(s.newest_ms for s in found) / 1000:.0f} s: {metric}"
+            return f"too few samples of {metric} in its window"
     return None
 
 
