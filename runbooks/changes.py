@@ -13,6 +13,7 @@ from runbooks.facts import TargetFacts
 from runbooks.flags import needs_version_check, why_absent, why_value_absent
 from runbooks.isolation_flags import why_weaker
 from runbooks.kv_dtypes import why_worse
+from runbooks.wrong_way import WRONG_WAY
 
 
 @dataclass(frozen=True)
@@ -97,30 +98,6 @@ class Recommendation:
             "missing": list(self.missing),
             "steps": list(self.steps),
         }
-
-
-# (runbook, flag) -> (direction that is wrong: -1 lower, +1 higher; why it is wrong)
-WRONG_WAY: dict[tuple[str, str], tuple[int, str]] = {
-    ("eviction-storm", "--gpu-memory-utilization"): (
-        -1,
-        "wrong direction: it makes the KV pool smaller, and preemption comes from a pool that is too small",
-    ),
-    ("eviction-storm", "--kv-cache-memory-bytes"): (-1, "wrong direction: a smaller pool preempts more"),
-    ("eviction-storm", "--num-gpu-blocks-override"): (-1, "wrong direction: fewer blocks preempt more"),
-    ("eviction-storm", "--max-num-seqs"): (
-        1,
-        "wrong direction: more sequences at once compete for the same blocks and preempt each other more",
-    ),
-    ("eviction-storm", "--watermark"): (-1, "wrong direction: fewer blocks kept free at admission preempt more"),
-    ("kv-saturated", "--gpu-memory-utilization"): (-1, "wrong direction: it makes the full pool smaller"),
-    ("kv-saturated", "--max-num-seqs"): (1, "will not help: the pool is full, more sequences cannot be admitted"),
-    ("oom", "--gpu-memory-utilization"): (1, "wrong direction: it leaves less memory outside the budget"),
-    ("oom", "--kv-cache-memory-bytes"): (1, "wrong direction: a larger pool leaves less memory for activations"),
-    ("oom", "--num-gpu-blocks-override"): (1, "wrong direction: a larger pool leaves less memory for activations"),
-    ("oom", "--max-num-batched-tokens"): (1, "wrong direction: the activation peak grows with the tokens of a step"),
-    ("oom", "--max-num-seqs"): (1, "wrong direction: more sequences at once need more memory"),
-    ("oom", "--tensor-parallel-size"): (-1, "wrong direction: fewer GPUs hold larger shares of the weights each"),
-}
 
 
 def refusal_reason(runbook: str, facts: TargetFacts, flag: str, to: Any) -> str | None:

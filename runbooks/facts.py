@@ -14,19 +14,25 @@ from typing import Any
 
 from engine.config import ConfigError, EngineConfig, ModelDims, flag_of, parse_bytes
 from engine.memory import NULL_BLOCKS, kv_bytes_per_block, kv_bytes_per_token
+from runbooks.engine_names import flag_for
 from runbooks.isolation_facts import IsolationFacts, read_isolation
 from runbooks.quality_candidates import QualityCandidate, read_candidates
 
 
 @dataclass(frozen=True)
 class TrafficFacts:
-    """What the target was asked for, measured over the incident. Peaks are maxima, means are per request."""
+    """What the target was asked for, measured over the incident. Peaks are maxima, means are per request.
+
+    `queue_s_mean` and `prefill_s_mean`: seconds a request waited, and seconds its prompt then took.
+    """
 
     peak_running: int | None = None
     peak_waiting: int | None = None
     prompt_tokens_mean: float | None = None
     output_tokens_mean: float | None = None
     tokens_per_request_peak: int | None = None
+    queue_s_mean: float | None = None
+    prefill_s_mean: float | None = None
 
     @property
     def peak_demand(self) -> int | None:
@@ -38,12 +44,13 @@ class TrafficFacts:
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """One target: engine "kvoncall" (the embedded one) or "vllm", its flags in force and its measured memory.
+    """One target: its engine ("kvoncall" is the embedded one), its flags in force and its measured memory.
 
     `flags` maps "--flag" to the value in force; a flag that is absent there is unknown, one that is None is unset.
     `activation_peak_bytes` belongs to `max_num_batched_tokens`. `oom_allocation_bytes` is the size of the allocation
     that failed, where an out-of-memory exit told it. `quality_candidates`: formats measured on this very model.
-    `isolation`: what is known of a breach of the prefix cache's isolation.
+    `isolation`: what is known of a breach of the prefix cache's isolation. `other_processes_bytes`: device memory that
+    processes other than the engine's hold. `coverage`: for a metric that is read, whether the target exposes it.
     """
 
     engine: str
@@ -67,6 +74,8 @@ class TargetFacts:
     traffic: TrafficFacts = TrafficFacts()
     quality_candidates: tuple[QualityCandidate, ...] = ()
     isolation: IsolationFacts | None = None
+    other_processes_bytes: int | None = None
+    coverage: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def utilization(self) -> float | None:
@@ -89,14 +98,16 @@ class TargetFacts:
         return self.max_model_len, "--max-model-len, as no request lengths were measured"
 
 
-_READ_BELOW = ("dims", "traffic", "quality_candidates", "isolation")  # have a form of their own in a dict of facts
+# These have a form of their own in a dict of facts.
+_READ_BELOW = ("dims", "traffic", "quality_candidates", "isolation", "coverage")
 
 
 def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
     """Reads a dict of facts: `/debug/engine` (has "plan"), or cache_config_info labels; unknown keys are ignored.
 
     Field names of `TargetFacts` among the keys fill what those do not tell; "traffic" is a dict of `TrafficFacts`,
-    "quality_candidates" a list of dicts of `QualityCandidate`, "isolation" a dict of `IsolationFacts`.
+    "quality_candidates" a list of dicts of `QualityCandidate`, "isolation" a dict of `IsolationFacts`, "coverage" the
+    report of an attachment, whose "rows" have "canonical" and "status".
     """
     read = _from_debug_engine(facts) if _plan_of(facts) else _from_cache_config_info(facts)
     for name in (f.name for f in dataclasses.fields(TargetFacts)):
@@ -110,7 +121,15 @@ def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
         read["traffic"] = TrafficFacts(**{k: v for k, v in traffic.items() if k in known})
     read["quality_candidates"] = read_candidates(facts.get("quality_candidates") or ())
     read["isolation"] = read_isolation(facts.get("isolation"))
+    read["coverage"] = _coverage_of(facts.get("coverage"))
     return TargetFacts(**read)
+
+
+def _coverage_of(report: Any) -> dict[str, str]:
+    rows = report.get("rows") if isinstance(report, Mapping) else None
+    if not isinstance(rows, list):
+        return {}
+    return {str(row["canonical"]): str(row["status"]) for row in rows if {"canonical", "status"} <= row.keys()}
 
 
 def _plan_of(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -212,8 +231,9 @@ def _from_cache_config_info(facts: Mapping[str, Any]) -> dict[str, Any]:
     flags.update(_flags_of({"flags": facts.get("flags")}))
     dims_data = facts.get("dims")
     dims = ModelDims(**dims_data) if isinstance(dims_data, Mapping) else None
+    engine = str(facts.get("engine", "vllm"))
     return {
-        "engine": str(facts.get("engine", "vllm")),
+        "engine": engine,
         "version": facts.get("version"),
         "flags": flags,
         "dims": dims,
@@ -221,7 +241,7 @@ def _from_cache_config_info(facts: Mapping[str, Any]) -> dict[str, Any]:
         "num_gpu_blocks": blocks,
         "kv_cache_size_tokens": tokens,
         **_kv_bytes(dims, flags.get("--kv-cache-dtype"), block_size),
-        "max_num_seqs": _whole(flags.get("--max-num-seqs")),
+        "max_num_seqs": _whole(flags.get(flag_for(engine, "--max-num-seqs"))),
         "max_num_batched_tokens": _whole(flags.get("--max-num-batched-tokens")),
         "max_model_len": _whole(flags.get("--max-model-len")),
     }

@@ -1,6 +1,7 @@
 """Which flags exist for which engine and version, and what their defaults are.
 
-The embedded engine's flags are those of its parser; vLLM's come from `catalog/vllm.json`, read from its releases.
+The embedded engine's flags are those of its parser; those of vLLM and SGLang come from `catalog/`, read from their
+releases.
 """
 
 from __future__ import annotations
@@ -92,11 +93,12 @@ def needs_version_check(engine: str, version: str | None, flag: str, value: Any 
     """A caution when existence could not be checked: since which version the flag, or its value, exists."""
     if engine == EMBEDDED or version is not None:
         return None
-    entry = catalog(engine)["flags"].get(flag, {})
+    data = catalog(engine)
+    entry = data["flags"].get(flag, {})
     since, what = entry.get("since"), "the flag"
     if value in entry.get("values", {}):
         since, what = _span(entry["values"][value])[0], f"the value {value}"
-    return f"version unknown: {what} exists since {engine} {since}" if since and since != "0.6.6" else None
+    return f"version unknown: {what} exists since {engine} {since}" if since and since != data["oldest"] else None
 
 
 def default_of(engine: str, version: str | None, flag: str) -> Any:

@@ -5,23 +5,26 @@ First more pool (no cost in queueing), then as many sequences as the pool holds.
 
 from __future__ import annotations
 
-from runbooks.changes import WRONG_WAY, Draft, Recommendation
+from runbooks.changes import Draft, Recommendation
+from runbooks.engine_names import SGLANG, has_vllm_flags
 from runbooks.facts import TargetFacts
-from runbooks.remedies.pool import UTILIZATION, fit_max_num_seqs, more_pool, size
+from runbooks.remedies.admission import fit_max_num_seqs
+from runbooks.remedies.elsewhere import steps_elsewhere
+from runbooks.remedies.pool import UTILIZATION, more_pool, size
+from runbooks.wrong_way import WRONG_WAY
 
 
 def advise(facts: TargetFacts) -> Recommendation:
     """Flag changes for the `eviction-storm` runbook."""
     draft = Draft("eviction-storm", facts)
     before = facts.kv_cache_size_tokens
+    if not has_vllm_flags(facts.engine):
+        if facts.engine == SGLANG:
+            fit_max_num_seqs(draft, before, after_change=False)
+        return steps_elsewhere(draft)
     after = more_pool(draft)
     fit_max_num_seqs(draft, after, after_change=after != before)
-    lower = (
-        ""
-        if facts.device_memory_bytes is None
-        else (f" (0.1 less takes {size(facts.device_memory_bytes * 0.1)} from the pool)")
-    )
-    draft.refuse(UTILIZATION, "lower", WRONG_WAY["eviction-storm", UTILIZATION][1] + lower)
+    refuse_less_pool(draft)
     if not draft.changes:
         return draft.done("nothing can be computed that would help; see what is missing and what was refused")
     parts = []
@@ -31,3 +34,10 @@ def advise(facts: TargetFacts) -> Recommendation:
     if seqs is not None:
         parts.append(f"run at most {seqs.to} requests at once, which is what it holds")
     return draft.done("; ".join(parts).capitalize())
+
+
+def refuse_less_pool(draft: Draft) -> None:
+    """Says what the published advice to lower the utilization against preemptions would do here."""
+    device = draft.facts.device_memory_bytes
+    lower = "" if device is None else f" (0.1 less takes {size(device * 0.1)} from the pool)"
+    draft.refuse(UTILIZATION, "lower", WRONG_WAY[draft.runbook, UTILIZATION][1] + lower)

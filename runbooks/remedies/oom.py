@@ -12,14 +12,8 @@ import math
 from runbooks.changes import Draft, Recommendation
 from runbooks.facts import TargetFacts, bytes_of
 from runbooks.flags import default_of
-from runbooks.remedies.pool import (
-    BLOCKS_OVERRIDE,
-    EXPLICIT_POOL,
-    UTILIZATION,
-    fit_max_num_seqs,
-    pool_that_fits,
-    size,
-)
+from runbooks.remedies.admission import fit_max_num_seqs
+from runbooks.remedies.pool import BLOCKS_OVERRIDE, EXPLICIT_POOL, UTILIZATION, pool_that_fits, size
 
 STAYS_UP = "changes(process_start_time_seconds[10m]) == 0"
 ACTIVATION_SHARE = 0.25  # of what weights leave: beyond it a smaller step buys more pool than it costs

@@ -1,14 +1,14 @@
-"""Levers more than one runbook pulls: a larger KV pool, and as many sequences as the pool holds."""
+"""A larger KV pool: the lever that more than one runbook pulls, and how it is sized."""
 
 from __future__ import annotations
 
 import math
 
 from runbooks.changes import Draft
+from runbooks.engine_names import has_vllm_flags
 from runbooks.facts import TargetFacts, bytes_of
 from runbooks.flags import default_of
 
-NO_PREEMPTIONS = "increase(vllm:num_preemptions_total[5m]) == 0"
 UTILIZATION = "--gpu-memory-utilization"
 EXPLICIT_POOL = "--kv-cache-memory-bytes"
 BLOCKS_OVERRIDE = "--num-gpu-blocks-override"
@@ -38,21 +38,28 @@ def wanted_tokens(facts: TargetFacts) -> int | None:
     return min(wishes) * -(-need // block) * block
 
 
-def more_pool(draft: Draft) -> int | None:
-    """Proposes the larger pool that fits the device; returns the pool's tokens afterwards (None: unknown)."""
+def more_pool(draft: Draft, *, for_cache: bool = False) -> int | None:
+    """Proposes the larger pool that fits the device; returns the pool's tokens afterwards (None: unknown).
+
+    No more than the requests want at once, unless it is `for_cache`: cached blocks use whatever there is. Only flags
+    of vLLM and the embedded engine are proposed.
+    """
     facts = draft.facts
+    wanted = None if for_cache else wanted_tokens(facts)
+    if not has_vllm_flags(facts.engine):
+        return facts.kv_cache_size_tokens
     if facts.flags.get(EXPLICIT_POOL) is not None:
-        return _larger_explicit_pool(draft)
+        return _larger_explicit_pool(draft, wanted)
     if facts.flags.get(BLOCKS_OVERRIDE) is not None:
         return _without_override(draft)
-    return _higher_utilization(draft)
+    return _higher_utilization(draft, wanted)
 
 
-def _higher_utilization(draft: Draft) -> int | None:
+def _higher_utilization(draft: Draft, wanted: int | None) -> int | None:
     facts = draft.facts
     pool, now = facts.kv_cache_size_tokens, facts.utilization
     cap = default_of(facts.engine, facts.version, UTILIZATION)
-    device, per_token, wanted = facts.device_memory_bytes, facts.kv_bytes_per_token, wanted_tokens(facts)
+    device, per_token = facts.device_memory_bytes, facts.kv_bytes_per_token
     if now is None or cap is None:
         draft.lacks("the --gpu-memory-utilization in force")
         return pool
@@ -96,12 +103,12 @@ def _at_cap(now: float, cap: float, device: int | None) -> str:
     return f"{now:g} is at or above the default {cap:g} already{outside}; more risks running out of memory"
 
 
-def _larger_explicit_pool(draft: Draft) -> int | None:
+def _larger_explicit_pool(draft: Draft, wanted: int | None) -> int | None:
     """--kv-cache-memory-bytes is set, so --gpu-memory-utilization has no effect: the flag itself is the lever."""
     facts = draft.facts
     now, pool, per_token = bytes_of(facts.flags[EXPLICIT_POOL]), facts.kv_cache_size_tokens, facts.kv_bytes_per_token
     draft.refuse(UTILIZATION, None, f"will not help: {EXPLICIT_POOL} is set, which replaces the sizing by utilization")
-    limit, wanted = pool_that_fits(facts), wanted_tokens(facts)
+    limit = pool_that_fits(facts)
     if now is None or pool is None or per_token is None or limit is None:
         draft.lacks("device memory, weights, activation peak and KV bytes per token")
         return pool
@@ -112,12 +119,12 @@ def _larger_explicit_pool(draft: Draft) -> int | None:
         draft.refuse(EXPLICIT_POOL, to, f"will not help: {size(limit)} fit the device and the pool has {size(now)}")
         return pool
     after = pool + (to - now) // per_token
+    goal = "the cache can use all of it" if wanted is None else f"the requests want {wanted} tokens"
     draft.propose(
         EXPLICIT_POOL,
         to,
         why=f"device {size(facts.device_memory_bytes or 0)} x default utilization - weights - activation peak leaves "
-        f"{size(limit)} for the pool; the requests want {wanted if wanted is not None else 'more'} tokens and it has "
-        f"{pool}. {size(to)} hold {after}.",
+        f"{size(limit)} for the pool; {goal} and it has {pool}. {size(to)} hold {after}.",
         expected=f"pool {pool} -> {after} tokens",
         cost="an explicit size is not checked against the device; removing the flag lets the profile size the pool",
         verify="max(vllm:kv_cache_usage_perc) < 0.95",
@@ -168,40 +175,3 @@ def pool_that_fits(facts: TargetFacts, *, activation_bytes: int | None = None) -
     if not facts.bookkeeping_bytes or not facts.kv_cache_bytes:
         return left
     return left * facts.kv_cache_bytes // (facts.kv_cache_bytes + facts.bookkeeping_bytes)
-
-
-def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: bool) -> None:
-    """Proposes --max-num-seqs = what the pool holds at the requests' length, when that is less than now."""
-    flag, facts = "--max-num-seqs", draft.facts
-    need, source = facts.request_tokens
-    if pool_tokens is None or need is None:
-        draft.lacks("the pool's size in tokens" if pool_tokens is None else "the requests' length in tokens")
-        return
-    held = requests_held(pool_tokens, need, facts.block_size)
-    now = facts.max_num_seqs
-    pool = f"pool of {pool_tokens} tokens{' after the change' if after_change else ''}"
-    sum_ = f"floor({pool_tokens} / {need}) = {held} requests of {need} tokens ({source}, whole blocks)"
-    if held < 1:
-        draft.refuse(
-            flag, held, f"the {pool} does not hold one request of {need} tokens; lower --max-model-len instead"
-        )
-        return
-    ceiling = now if now is not None else facts.traffic.peak_running
-    if ceiling is None:
-        draft.lacks("--max-num-seqs in force, or how many requests ran at once")
-        return
-    if held >= ceiling:
-        draft.refuse(flag, held, f"not needed: the {pool} holds {sum_}, and at most {ceiling} run at once")
-        return
-    waiting = facts.traffic.peak_demand
-    queue = (
-        f"; at the peak {waiting - held} of {waiting} requests wait" if waiting is not None and waiting > held else ""
-    )
-    draft.propose(
-        flag,
-        held,
-        why=f"the {pool} holds {sum_}; {ceiling} at once would want {ceiling * need} tokens.",
-        expected="admitted requests keep their blocks to the end: no preemption, no recomputed work",
-        cost=f"requests beyond {held} queue, so time to first token grows by their wait{queue}",
-        verify=f"{NO_PREEMPTIONS} and vllm:num_requests_running <= {held}",
-    )

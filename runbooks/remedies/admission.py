@@ -1,0 +1,126 @@
+"""Who may enter: as many sequences as the pool holds, a bounded queue, a context that can be served at all."""
+
+from __future__ import annotations
+
+from runbooks.changes import Draft
+from runbooks.engine_names import flag_for, metric_for
+from runbooks.remedies.pool import requests_held
+
+
+def no_preemptions(engine: str) -> str:
+    """The query that shows that preemption has stopped."""
+    return f"increase({metric_for(engine, 'vllm:num_preemptions_total')}[5m]) == 0"
+
+
+def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: bool) -> None:
+    """Proposes --max-num-seqs = what the pool holds at the requests' length, when that is less than now.
+
+    Under the engine's own name of the flag.
+    """
+    facts = draft.facts
+    flag = flag_for(facts.engine, "--max-num-seqs")
+    need, source = facts.request_tokens
+    if pool_tokens is None or need is None:
+        draft.lacks("the pool's size in tokens" if pool_tokens is None else "the requests' length in tokens")
+        return
+    held = requests_held(pool_tokens, need, facts.block_size)
+    now = facts.max_num_seqs
+    pool = f"pool of {pool_tokens} tokens{' after the change' if after_change else ''}"
+    sum_ = f"floor({pool_tokens} / {need}) = {held} requests of {need} tokens ({source}, whole blocks)"
+    if held < 1:
+        draft.refuse(
+            flag, held, f"the {pool} does not hold one request of {need} tokens; lower --max-model-len instead"
+        )
+        return
+    ceiling = now if now is not None else facts.traffic.peak_running
+    if ceiling is None:
+        draft.lacks(f"{flag} in force, or how many requests ran at once")
+        return
+    if held >= ceiling:
+        draft.refuse(flag, held, f"not needed: the {pool} holds {sum_}, and at most {ceiling} run at once")
+        return
+    waiting = facts.traffic.peak_demand
+    queue = (
+        f"; at the peak {waiting - held} of {waiting} requests wait" if waiting is not None and waiting > held else ""
+    )
+    draft.propose(
+        flag,
+        held,
+        why=f"the {pool} holds {sum_}; {ceiling} at once would want {ceiling * need} tokens.",
+        expected="admitted requests keep their blocks to the end: no preemption, no recomputed work",
+        cost=f"requests beyond {held} queue, so time to first token grows by their wait{queue}",
+        verify=f"{no_preemptions(facts.engine)} and {metric_for(facts.engine, 'vllm:num_requests_running')} <= {held}",
+    )
+
+
+def bound_queue(draft: Draft, pool_tokens: int | None) -> None:
+    """Proposes --max-num-queued-reqs = the requests the pool holds, where the queue has no bound."""
+    flag, facts = "--max-num-queued-reqs", draft.facts
+    need, source = facts.request_tokens
+    if pool_tokens is None or need is None:
+        draft.lacks("the pool's size and the requests' length in tokens")
+    elif facts.flags.get(flag) is not None:
+        draft.refuse(flag, facts.flags[flag], f"no change: the queue is bounded at {facts.flags[flag]} already")
+    elif (held := requests_held(pool_tokens, need, facts.block_size)) < 1:
+        draft.refuse(flag, held, f"the pool of {pool_tokens} tokens does not hold one request of {need} tokens")
+    else:
+        draft.propose(
+            flag,
+            held,
+            why=f"the pool of {pool_tokens} tokens holds {held} requests of {need} tokens ({source}); with as many "
+            "waiting, the last in the queue waits about as long as one full batch takes.",
+            expected="a bounded wait; a router or client can go elsewhere at once",
+            cost=f"beyond {held} waiting, requests are refused with 503",
+            verify=f"vllm:num_requests_waiting <= {held}",
+        )
+
+
+def more_sequences(draft: Draft) -> bool:
+    """Proposes a higher --max-num-seqs where that limit was reached and the pool holds more; tells whether it did."""
+    flag, facts = "--max-num-seqs", draft.facts
+    need, source = facts.request_tokens
+    now, running, pool = facts.max_num_seqs, facts.traffic.peak_running, facts.kv_cache_size_tokens
+    if now is None or running is None:
+        draft.lacks(f"{flag} in force and how many requests ran at once")
+        return False
+    if running < now:
+        draft.refuse(flag, None, f"will not help: at most {running} ran at once, {now} may")
+        return False
+    if pool is None or need is None:
+        draft.lacks("the pool's size and the requests' length in tokens")
+        return False
+    held = requests_held(pool, need, facts.block_size)
+    if held <= now:
+        draft.refuse(flag, held, f"will not help: the pool of {pool} tokens holds {held} requests of {need} tokens")
+        return False
+    return draft.propose(
+        flag,
+        held,
+        why=f"{running} requests ran at once, which is all that {now} allows, and the pool of {pool} tokens holds "
+        f"{held} of {need} tokens ({source}).",
+        expected=f"{held - now} more requests run in place of waiting",
+        cost="larger steps: the time between tokens grows for everybody",
+        verify="vllm:num_requests_waiting == 0",
+    )
+
+
+def context_that_fits(draft: Draft) -> bool:
+    """Proposes --max-model-len = the pool's tokens where a longer request would be accepted; tells whether it did."""
+    flag, facts = "--max-model-len", draft.facts
+    pool, longest = facts.kv_cache_size_tokens, facts.max_model_len
+    if pool is None or longest is None:
+        draft.lacks(f"the pool's size in tokens and {flag}")
+        return False
+    if longest <= pool:
+        draft.refuse(flag, pool, f"not needed: the pool of {pool} tokens holds a request of {longest}, the longest")
+        return False
+    to = pool - pool % (facts.block_size or 1)
+    return draft.propose(
+        flag,
+        to,
+        why=f"the pool holds {pool} tokens and requests of up to {longest} are accepted: one beyond {to} can never "
+        "be served, and waits or is preempted for ever.",
+        expected="such a request is refused at once, with an error its client sees",
+        cost=f"no request beyond {to} tokens; with speculative decoding go lower, its look-ahead takes blocks too",
+        verify="vllm:num_requests_running > 0",
+    )
