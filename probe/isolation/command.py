@@ -16,6 +16,7 @@ from pathlib import Path
 from engine import gemma
 from engine.config import EngineConfig
 from engine.supervisor import EngineSupervisor
+from probe.commands.output import log_dir, open_store
 from probe.isolation.client import ProbeError
 from probe.isolation.options import IsolationOptions
 from probe.isolation.probe import run_isolation
@@ -24,7 +25,7 @@ from probe.isolation.result import IsolationResult
 from probe.isolation.round import Progress
 from probe.quality.command import EMBEDDED, GEMMA_FLAGS
 from probe.quality.lab import START_TIMEOUT_S, TARGET
-from probe.store import Store, default_data_dir
+from probe.store import Store
 from probe.targets import api_key_from, find_server
 
 CODES = {"no leak": 0, "leak shown": 1, "inconclusive": 3}
@@ -67,8 +68,7 @@ def options_of(options: argparse.Namespace) -> IsolationOptions:
 def run(options: argparse.Namespace, report: Progress) -> Outcome:
     """One round, kept in the store. Raises `ProbeError`, `ConfigError`, `EngineStartError` and `StoreError`."""
     asked = options_of(options)
-    data_dir = options.data_dir or default_data_dir()
-    with Store.open(data_dir) as store, _server(store, options, data_dir / "logs", report) as server:
+    with open_store(options) as store, _server(store, options, log_dir(options), report) as server:
         result = run_isolation(
             server.url, asked, report, target=server.target, model=server.model, api_key=server.api_key
         )

@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 
 from engine import gemma
 from probe.alerts.quality import ROUND_EVENT
+from probe.commands.output import log_dir, open_store
 from probe.quality.canary import Canary, canary_spec
 from probe.quality.lab import TARGET, Arm, Lab
 from probe.quality.lm_eval import run_lm_eval
 from probe.quality.run import run_suite
 from probe.quality.suite import QualityError, SuiteSpec
-from probe.store import QualityRun, Store, default_data_dir
+from probe.store import QualityRun, Store
 from probe.targets import api_key_from, attach_target, find_server
 
 EMBEDDED = "embedded"
@@ -64,7 +65,7 @@ def spec_of(options: argparse.Namespace) -> SuiteSpec:
 def measure(options: argparse.Namespace, report: Report) -> Outcome:
     """Runs what the options ask for; raises `QualityError` and the errors of engines, targets and the store."""
     text = _read_text(options.text)
-    with Store.open(options.data_dir or default_data_dir()) as store:
+    with open_store(options) as store:
         bench = _Measurement(store, options, spec_of(options), text, report)
         runs = list(bench.resumed(options.resume) if options.resume else bench.arms())
     arms = [arm(run) for run in runs]
@@ -88,7 +89,7 @@ def run_canary(options: argparse.Namespace, report: Report) -> Outcome:
 
     The code is that of the last round. Raises `QualityError` when it failed.
     """
-    with Store.open(options.data_dir or default_data_dir()) as store:
+    with open_store(options) as store:
         target, url = _server(store, options.target, attach=True)
         baseline = _stored(store, options.baseline) if options.baseline else None
         key = api_key_from(options.api_key_env)
@@ -110,7 +111,7 @@ def run_canary(options: argparse.Namespace, report: Report) -> Outcome:
 
 def run_harness(options: argparse.Namespace, report: Report) -> dict[str, Any]:
     """Runs the user's lm-eval against the target; its figures, JSON-ready."""
-    with Store.open(options.data_dir or default_data_dir()) as store:
+    with open_store(options) as store:
         target, url = _server(store, options.target)
         run = run_lm_eval(
             store,
@@ -126,7 +127,7 @@ def run_harness(options: argparse.Namespace, report: Report) -> dict[str, Any]:
 
 def list_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Stored runs, newest first, JSON-ready."""
-    with Store.open(options.data_dir or default_data_dir()) as store:
+    with open_store(options) as store:
         runs = store.quality.list()
     return [{"started_at": run.started_at, "target": run.target, "error": run.error, **arm(run)} for run in runs]
 
@@ -209,8 +210,7 @@ class _Measurement:
         return [*flags, "--model", self._options.model] if self._options.model else flags
 
     def _lab(self, flags: Sequence[str]) -> Lab:
-        logs = (self._options.data_dir or default_data_dir()) / "logs"
-        return Lab(self._store, flags, log_dir=logs, progress=self._report)
+        return Lab(self._store, flags, log_dir=log_dir(self._options), progress=self._report)
 
 
 def _server(store: Store, where: str, *, attach: bool = False) -> tuple[str, str]:

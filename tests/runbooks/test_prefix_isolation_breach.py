@@ -380,7 +380,7 @@ def test_catalog_knows_hash_algorithms_by_version(value: str, version: str | Non
 
 
 def test_commands_that_are_named_exist() -> None:
-    from probe.cli import _parser
+    from probe.cli import parser
 
     page = get_runbook(ID).markdown
     advice = advise(embedded(UNSAFE, None))
@@ -388,4 +388,6 @@ def test_commands_that_are_named_exist() -> None:
     named += [c.verify.removeprefix("kvoncall ") for c in advice.changes if c.verify.startswith("kvoncall isolation")]
     assert len(named) >= 4
     for command in named:
-        assert _parser().parse_args(command.split()).command == "isolation"
+        name, *args = command.split()
+        assert name == "isolation"
+        parser(name).parse_args(args)
