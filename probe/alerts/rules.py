@@ -91,14 +91,16 @@ EVICTION_STORM = Rule(
     inhibited_by=("oom", "preemption-livelock"),
 )
 
+# By engine: one that is stuck does not finish more because its neighbour does.
 PREEMPTION_LIVELOCK = Rule(
     id="preemption-livelock",
     title="Preempting and finishing nothing",
     severity="critical",
     signal=ValueSignal(
-        value=_PREEMPTED,
-        sentence="{value} preemptions and no request finished in {window}",
-        when=Compare("==", grown("requests_finished_total", 300.0), 0.0),
+        value=grown("preemptions_total", 300.0, by=ENGINE),
+        sentence="{value} preemptions and no request finished in {window}{where}",
+        when=Compare("==", grown("requests_finished_total", 300.0, by=ENGINE), 0.0),
+        per=ENGINE,
     ),
     threshold=3.0,
     window_s=300.0,
@@ -229,8 +231,12 @@ PREFIX_HIT_COLLAPSE = Rule(
         sentence="hit rate {numerator} in {window} against {denominator} in the day before: {value} of it",
         unit="percent",
         when=Compare(">=", _HITS_BEFORE, PREFIX_BASELINE_LEAST),
-        floor=Compare(">=", grown("prefix_queries_total", 600.0), 10_000.0),
-        floor_unit="10,000 queried tokens",
+        floor=Logical(
+            "and",
+            Compare(">=", grown("prefix_queries_total", 600.0), 10_000.0),
+            Compare(">=", grown("prefix_queries_total", DAY_S, offset_s=600.0), 10_000.0),
+        ),
+        floor_unit="10,000 queried tokens, now or before",
         numerator=_HITS_NOW,
         denominator=_HITS_BEFORE,
     ),
@@ -321,6 +327,8 @@ GPU_MEMORY_CREEP = Rule(
         ),
         sentence="{value} of the device an hour, over {window}{where}",
         unit="percent",
+        # What an engine takes at its start is a step, and over after a quarter of an hour.
+        when=Compare(">", Aggregate("max", Derivative("device_memory_used_bytes", 900.0), _DEVICE), 0.0),
         per=_DEVICE,
     ),
     threshold=0.01,
