@@ -7,6 +7,7 @@ into a writer fails at once with SQLITE_BUSY_SNAPSHOT instead of waiting for `bu
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -28,8 +29,13 @@ from probe.store.records import StoreError
 
 FILE_NAME = "kvoncall.db"
 BUSY_TIMEOUT_MS = 5_000
+CHEAP_VACUUM_BYTES = 64_000_000
+PAGES_A_CALL = 2_000
+POSTGRES_ROW_BYTES = 110  # of a sample or a 1-minute rollup with its place in the index, measured
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x6B766F6E  # any constant: serializes migrations of one PostgreSQL database
+
+log = logging.getLogger("kvoncall.store")
 
 
 def default_data_dir() -> Path:
@@ -94,9 +100,50 @@ class Database:
             config.attributes["connection"] = connection
             alembic.command.upgrade(config, "head")
 
+    def give_space_back(self) -> None:
+        """Make freed pages of an SQLite file of before return to the disk; one that takes long is left as it is."""
+        if self.readers.dialect.name != "sqlite":
+            return
+        with self.errors(), self.readers.connect() as connection:
+            driver = connection.connection.cursor()
+            if driver.execute("PRAGMA auto_vacuum").fetchone() == (_INCREMENTAL,):
+                return
+            size = connection.scalar(text(_SQLITE_USED))
+            if size > CHEAP_VACUUM_BYTES:
+                log.info("%s keeps space once used; run VACUUM on it once, while nothing uses it.", self.where)
+                return
+            connection.rollback()
+            try:
+                driver.execute("VACUUM")  # `PRAGMA auto_vacuum` of this connection takes effect with it
+            except sqlite3.OperationalError as error:
+                log.info("%s keeps space once used, for now: %s.", self.where, error)
+
+    def used_bytes(self) -> int:
+        """Bytes that the records take; what was freed and not yet given back does not count.
+
+        On PostgreSQL an estimate: samples and 1-minute rollups by their number, the rest by the size of its tables.
+        """
+        with self.errors(), self.writers.begin() as connection:
+            if connection.dialect.name == "sqlite":
+                return int(connection.execute(text(_SQLITE_USED)).scalar_one())
+            connection.execute(text("ANALYZE samples, rollups_1m"))
+            return int(connection.execute(text(_POSTGRES_USED), {"row": POSTGRES_ROW_BYTES}).scalar_one())
+
     def dispose(self) -> None:
         """Close every connection."""
         self.readers.dispose()
+
+
+def give_pages_back(session: Session) -> bool:
+    """Free some unused pages at the end of an SQLite file; False when there is nothing (more) to give back."""
+    connection = session.connection()
+    if connection.dialect.name != "sqlite":
+        return False
+    before = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    driver = connection.connection.cursor()
+    driver.execute(f"PRAGMA incremental_vacuum({PAGES_A_CALL})").fetchall()
+    after = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    return bool(0 < after < before)
 
 
 def upsert(
@@ -122,6 +169,44 @@ def upsert(
     connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=columns), rows)
 
 
+def upsert_tuples(
+    connection: Connection,
+    table: Table,
+    rows: Sequence[tuple[float, ...]],
+    *,
+    key: Sequence[str],
+    unless_older: str | None = None,
+) -> None:
+    """`upsert` for many narrow rows of numbers: tuples in the order of the table's columns, past the ORM's cost a row.
+
+    With `unless_older`, a row whose value in that column is below the one that is there is left out.
+    """
+    if not rows:
+        return
+    names = [column.name for column in table.columns]
+    changes = ", ".join(f"{name} = excluded.{name}" for name in names if name not in key)
+    if connection.dialect.name == "postgresql":
+        types = [column.type.compile(connection.dialect) for column in table.columns]
+        source = "SELECT * FROM unnest(" + ", ".join(f"%s::{type_}[]" for type_ in types) + ")"
+        arguments: Any = tuple(list(values) for values in zip(*rows, strict=True))
+    else:
+        source = "VALUES (" + ", ".join("?" for _ in names) + ")"
+        arguments = list(rows)
+    statement = f"INSERT INTO {table.name} ({', '.join(names)}) {source}"
+    statement += f" ON CONFLICT ({', '.join(key)}) DO " + (f"UPDATE SET {changes}" if changes else "NOTHING")
+    if unless_older is not None:
+        statement += f" WHERE excluded.{unless_older} >= {table.name}.{unless_older}"
+    connection.exec_driver_sql(statement, arguments)
+
+
+_INCREMENTAL = 2
+_SQLITE_USED = (
+    "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+)
+_POSTGRES_USED = (
+    "SELECT sum(CASE WHEN relname IN ('samples', 'rollups_1m') THEN greatest(reltuples, 0) * :row "
+    "ELSE pg_total_relation_size(oid) END) FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+)
 _SQLITE_SENTENCES = {
     "SQLITE_BUSY": "The database {where} is locked by another process: close what holds it, then try again.",
     "SQLITE_LOCKED": "The database {where} is locked by another process: close what holds it, then try again.",
@@ -149,7 +234,8 @@ def _url_of(location: Path | str) -> URL:
             raise StoreError(f"The database {url.get_backend_name()} is not supported: use sqlite or postgresql.")
         if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
             raise StoreError("The store needs a file that several connections can share: use sqlite:///FILE.")
-        return url
+        # Without a driver named, the one that the extra `postgres` installs.
+        return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
     directory = Path(location)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -172,6 +258,7 @@ def _create_engine(url: URL, busy_timeout_ms: int) -> Engine:
         connection.isolation_level = None  # BEGIN is ours, below
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={busy_timeout_ms}")
+        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a new file, so before anything that writes
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=NORMAL")
         cursor.execute("PRAGMA foreign_keys=ON")

@@ -1,7 +1,7 @@
 """The tables, as SQLAlchemy typed models. The schema is created by the migrations, never from here.
 
-Sample times are integer milliseconds; every other time is a Unix timestamp in float seconds. Targets are
-referred to by name outside `series`, so that a replay or an event may name a target before it is registered.
+Sample times are integers (Unix minutes, hours, milliseconds); every other time is a Unix timestamp in float seconds.
+Targets are referred to by name outside `series`, so that a replay or an event may name one before it is registered.
 """
 
 from __future__ import annotations
@@ -44,28 +44,110 @@ class TargetRow(Base):
 
 
 class SeriesRow(Base):
-    """A metric of a target with one set of labels; `labels` is canonical JSON (sorted keys, no spaces)."""
+    """A metric of a target with one set of labels; `labels` is canonical JSON (sorted keys, no spaces).
+
+    Ids are never used again: another process may still write samples by the id of a series that was removed.
+    """
 
     __tablename__ = "series"
-    __table_args__ = (UniqueConstraint("target_id", "metric", "labels", name="uq_series_identity"),)
+    __table_args__ = (
+        UniqueConstraint("target_id", "metric", "labels", name="uq_series_identity"),
+        {"sqlite_autoincrement": True},
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     target_id: Mapped[int] = mapped_column(ForeignKey("targets.id", name="fk_series_target"))
     metric: Mapped[str] = mapped_column(NAME)
     labels: Mapped[str] = mapped_column(Text)
+    counter: Mapped[bool]
 
 
 class SampleRow(Base):
-    """Clustered by (series, time): one series' range is one stretch of the B-tree."""
+    """Raw samples, clustered by (Unix minute, series, millisecond of the minute).
+
+    What is scraped now lies together at the end of the tree, so that a batch dirties few pages; a minute is rolled
+    up in one sequential read and removed from the front in another. One series is read with a seek a minute.
+    """
 
     __tablename__ = "samples"
     __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
 
+    minute: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     series_id: Mapped[int] = mapped_column(
         ForeignKey("series.id", name="fk_samples_series"), primary_key=True, autoincrement=False
     )
-    ts_ms: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     value: Mapped[float]
+
+
+class NewestRow(Base):
+    """The newest sample of each series, in one narrow table: what the pages show as "now"."""
+
+    __tablename__ = "newest_samples"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
+
+    series_id: Mapped[int] = mapped_column(
+        ForeignKey("series.id", name="fk_newest_series"), primary_key=True, autoincrement=False
+    )
+    ts_ms: Mapped[int] = mapped_column(BigInteger)
+    value: Mapped[float]
+
+
+class RollupColumns:
+    """A stretch of one series. Gauges have `low`, `high` and `total` (the sum); counters `increase` and `resets`.
+
+    `increase` counts from the last sample before the stretch, so increases of adjacent stretches add up.
+    """
+
+    count: Mapped[int]
+    last: Mapped[float]
+    low: Mapped[float | None]
+    high: Mapped[float | None]
+    total: Mapped[float | None]
+    increase: Mapped[float | None]
+    resets: Mapped[int | None]
+
+
+class MinuteRow(RollupColumns, Base):
+    """One minute of a series, clustered by hour as samples are by minute. `hour` and `minute` count from 1970."""
+
+    __tablename__ = "rollups_1m"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
+
+    hour: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    series_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    minute: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class HourRow(RollupColumns, Base):
+    """One hour of a series, clustered by series: months of it are one stretch of the tree."""
+
+    __tablename__ = "rollups_1h"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
+
+    series_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    hour: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class RollupProgressRow(Base):
+    """One row: minutes from `raw_from` on have their raw samples; minutes and hours before the others are rolled up."""
+
+    __tablename__ = "rollup_progress"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    raw_from: Mapped[int]
+    minutes_until: Mapped[int]
+    hours_until: Mapped[int]
+
+
+class LateRow(Base):
+    """A minute of a series that got a sample after it was rolled up."""
+
+    __tablename__ = "rollup_late"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
+
+    minute: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    series_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
 class EventRow(Base):

@@ -6,26 +6,33 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import CursorResult, delete, exists, func, not_, select, tuple_
 from sqlalchemy.orm import Session
 
 from probe.store.database import Database
-from probe.store.models import SampleRow, SeriesRow, TargetRow
+from probe.store.models import HourRow, NewestRow, RollupProgressRow, SampleRow, SeriesRow, TargetRow
+from probe.store.raw import MINUTE_MS, read_samples
 from probe.store.records import Sample, StoreError
+from probe.store.rollups import ROWS_A_CALL
+from probe.store.settings import Settings
+from probe.store.stretches import MINUTE_S, read_stretches
 from probe.store.writer import PendingSample, Writer
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_LABELS = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
 
 class Samples:
     """`store.samples`."""
 
-    def __init__(self, database: Database, writer: Writer) -> None:
+    def __init__(self, database: Database, writer: Writer, settings: Settings) -> None:
         self._database = database
         self._writer = writer
+        self._settings = settings
         self._target_ids: dict[str, int] = {}
 
     def write(self, samples: Iterable[Sample]) -> None:
@@ -34,10 +41,19 @@ class Samples:
         A second value of a series at the same millisecond replaces the first. NaN (Prometheus: no observation)
         is not stored. Raises `StoreError` for a target that is not registered.
         """
+        self._write(samples, kept=True)
+
+    def write_scrape(self, samples: Iterable[Sample]) -> None:
+        """As `write`, for what comes anew with every scrape: with the setting `series_in_store` "alerts-only", only
+        the newest value of each series is stored, and its past is left to the Prometheus server.
+        """
+        self._write(samples, kept=self._settings.shared("series_in_store") == "all")
+
+    def _write(self, samples: Iterable[Sample], *, kept: bool) -> None:
         self._writer.add(
             [
                 PendingSample(
-                    self._target_id(s.target), s.metric, canonical_labels(s.labels), to_ms(s.ts), float(s.value)
+                    self._target_id(s.target), s.metric, canonical_labels(s.labels), to_ms(s.ts), float(s.value), kept
                 )
                 for s in samples
                 if not math.isnan(s.value)
@@ -54,16 +70,10 @@ class Samples:
         A series that the newest scrape of its metric no longer had (the engine came back with other labels)
         is left out, so that sums over a metric do not count a dead series.
         """
-        newest = (
-            select(func.max(SampleRow.ts_ms))
-            .where(SampleRow.series_id == SeriesRow.id)
-            .correlate(SeriesRow)
-            .scalar_subquery()
-        )
         query = (
-            select(SeriesRow.metric, SeriesRow.labels, SampleRow.ts_ms, SampleRow.value)
-            .join(SampleRow, SampleRow.series_id == SeriesRow.id)
-            .where(SeriesRow.target_id == self._target_id(target), SampleRow.ts_ms == newest)
+            select(SeriesRow.metric, SeriesRow.labels, NewestRow.ts_ms, NewestRow.value)
+            .join(NewestRow, NewestRow.series_id == SeriesRow.id)
+            .where(SeriesRow.target_id == self._target_id(target))
             .order_by(SeriesRow.metric, SeriesRow.id)
         )
         with self._database.read() as session:
@@ -85,49 +95,58 @@ class Samples:
         since: float,
         until: float | None = None,
         labels: Mapping[str, str] | None = None,
+        *,
+        step_s: float | None = None,
     ) -> pd.DataFrame:
         """Samples with `since <= ts <= until` as columns `ts` (Unix seconds), `value` and one per label.
 
         `labels` keeps the series that carry at least these. Rows are ordered by series, then time. Without
-        samples the frame is empty and has the columns `ts` and `value`.
+        samples the frame is empty and has the columns `ts` and `value`. Raw samples are kept for `retention_days`.
+
+        With `step_s` of 60 or more, the frame has one row per series and step, from the finest rollup that is kept,
+        with the columns that `stretches.read_stretches` tells of; `frame.attrs["resolution_s"]` is the coarsest
+        one read (0: raw samples).
         """
         import pandas as pd  # half a second that the command line mostly does not need
 
         series = self._series(target, (metric,), labels or {})
-        query = (
-            select(SampleRow.series_id, SampleRow.ts_ms, SampleRow.value)
-            .where(SampleRow.series_id.in_(series), SampleRow.ts_ms >= to_ms(since))
-            .order_by(SampleRow.series_id, SampleRow.ts_ms)
-        )
-        if until is not None:
-            query = query.where(SampleRow.ts_ms <= to_ms(until))
+        if step_s is not None and step_s >= MINUTE_S:
+            with self._database.read() as session:
+                frame = read_stretches(session, series, since, until, step_s)
+            frame.attrs["resolution_s"] = frame["resolution_s"].max() if len(frame) else step_s
+            return frame
         with self._database.read() as session:
-            rows = session.execute(query).all()
+            rows = read_samples(session, series, to_ms(since), None if until is None else to_ms(until))
         columns: dict[str, list[Any]] = {"ts": [r[1] / 1000 for r in rows], "value": [r[2] for r in rows]}
         for name in sorted({name for _, found in series.values() for name in found}):
             columns[name] = [series[r[0]][1].get(name, "") for r in rows]
-        return pd.DataFrame(columns)
+        frame = pd.DataFrame(columns)
+        frame.attrs["resolution_s"] = 0.0
+        return frame
 
     def recent(self, target: str, metrics: Iterable[str], since: float) -> list[Sample]:
         """Samples of several metrics from `since` on, each series in time order (preloads the alert window)."""
         series = self._series(target, tuple(metrics), {})
-        query = (
-            select(SampleRow.series_id, SampleRow.ts_ms, SampleRow.value)
-            .where(SampleRow.series_id.in_(series), SampleRow.ts_ms >= to_ms(since))
-            .order_by(SampleRow.series_id, SampleRow.ts_ms)
-        )
         with self._database.read() as session:
-            rows = session.execute(query).all()
+            rows = read_samples(session, series, to_ms(since), None)
         return [Sample(target, *series[series_id], ts_ms / 1000, value) for series_id, ts_ms, value in rows]
 
-    def prune(self, before: float) -> int:
-        """Delete samples older than `before` (Unix seconds) and series left empty; returns samples deleted.
-
-        One short transaction per series, so that nobody waits long for the write lock.
-        """
+    def oldest(self) -> float | None:
+        """The minute of the oldest raw sample (Unix seconds), or None."""
         with self._database.read() as session:
-            ids = session.scalars(select(SeriesRow.id)).all()
-        return sum(self._writer.call(partial(_prune_series, series_id=i, before_ms=to_ms(before))) for i in ids)
+            minute = session.scalar(select(func.min(SampleRow.minute)))
+        return None if minute is None else float(minute * MINUTE_S)
+
+    def prune(self, before: float) -> int:
+        """Delete raw samples of minutes that ended before `before` (Unix seconds) and are rolled up; returns how many.
+
+        Series of which nothing is left go too. Short transactions, so that nobody waits long for the write lock.
+        """
+        deleted = 0
+        while (count := self._writer.call(partial(_prune_oldest, before=int(before // MINUTE_S)))) is not None:
+            deleted += count
+        self._writer.call(_prune_series)
+        return deleted
 
     def _series(
         self, target: str, metrics: tuple[str, ...], labels: Mapping[str, str]
@@ -154,7 +173,7 @@ class Samples:
 
 def canonical_labels(labels: Mapping[str, str]) -> str:
     """Labels as the text that identifies a series: JSON with sorted keys and no spaces."""
-    return json.dumps(dict(labels), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _LABELS.encode(dict(labels))
 
 
 def to_ms(ts: float) -> int:
@@ -162,12 +181,27 @@ def to_ms(ts: float) -> int:
     return round(ts * 1000)
 
 
-def _prune_series(session: Session, series_id: int, before_ms: int) -> int:
-    where = (SampleRow.series_id == series_id, SampleRow.ts_ms < before_ms)
-    count = session.scalar(select(func.count()).select_from(SampleRow).where(*where)) or 0
-    if count:
-        session.execute(delete(SampleRow).where(*where))
-    left = session.scalar(select(SampleRow.ts_ms).where(SampleRow.series_id == series_id).limit(1))
-    if left is None and count:
-        session.execute(delete(SeriesRow).where(SeriesRow.id == series_id))
-    return count
+def _prune_oldest(session: Session, before: int) -> int | None:
+    """Delete some of the oldest samples; returns how many, None when no minute before `before` has any."""
+    progress = session.scalars(select(RollupProgressRow).with_for_update()).one()
+    before = min(before, progress.minutes_until)
+    progress.raw_from = max(progress.raw_from, before)
+    key = tuple_(SampleRow.minute, SampleRow.series_id)
+    ordered = select(SampleRow.minute, SampleRow.series_id).where(SampleRow.minute < before)
+    ordered = ordered.order_by(SampleRow.minute, SampleRow.series_id)
+    first = session.execute(ordered.limit(1)).one_or_none()
+    if first is None:
+        return None
+    end = session.execute(ordered.offset(ROWS_A_CALL).limit(1)).one_or_none()
+    chosen = SampleRow.minute < before if end is None else key <= tuple_(*end)
+    return cast("CursorResult[Any]", session.execute(delete(SampleRow).where(chosen))).rowcount
+
+
+def _prune_series(session: Session) -> None:
+    """Forget series without a raw sample, and delete those without rollups."""
+    progress = session.scalars(select(RollupProgressRow)).one()
+    gone_until = min(progress.raw_from, progress.hours_until * 60)
+    session.execute(delete(NewestRow).where(NewestRow.ts_ms < gone_until * MINUTE_MS))
+    used = exists().where(NewestRow.series_id == SeriesRow.id)
+    rolled_up = exists().where(HourRow.series_id == SeriesRow.id)
+    session.execute(delete(SeriesRow).where(not_(used), not_(rolled_up)).execution_options(synchronize_session=False))

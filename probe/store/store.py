@@ -6,13 +6,18 @@ from pathlib import Path
 from types import TracebackType
 
 from probe.store.alerts import Alerts
-from probe.store.database import BUSY_TIMEOUT_MS, Database
+from probe.store.database import BUSY_TIMEOUT_MS, Database, give_pages_back
 from probe.store.events import Events
+from probe.store.imported import Imported
 from probe.store.leases import Leases
+from probe.store.notifications import Notifications
 from probe.store.quality import Quality
+from probe.store.receivers import Receivers
 from probe.store.replays import Replays
+from probe.store.rollups import Rollups
 from probe.store.samples import Samples
 from probe.store.settings import Settings
+from probe.store.silences import Silences
 from probe.store.targets import Targets
 from probe.store.writer import Writer
 
@@ -24,13 +29,18 @@ class Store:
         self._database = database
         self._writer = Writer(database)
         self.targets = Targets(database, self._writer)
-        self.samples = Samples(database, self._writer)
+        self.settings = Settings(database, self._writer)
+        self.samples = Samples(database, self._writer, self.settings)
+        self.rollups = Rollups(database, self._writer)
         self.events = Events(database, self._writer)
         self.alerts = Alerts(database, self._writer)
+        self.silences = Silences(database, self._writer)
+        self.receivers = Receivers(database, self._writer)
+        self.notifications = Notifications(database, self._writer)
+        self.imported = Imported(database, self._writer)
         self.replays = Replays(database, self._writer)
         self.quality = Quality(database, self._writer)
         self.leases = Leases(database, self._writer)
-        self.settings = Settings(database, self._writer)
 
     @classmethod
     def open(cls, location: Path | str, *, busy_timeout_s: float = BUSY_TIMEOUT_MS / 1000) -> Store:
@@ -41,6 +51,7 @@ class Store:
         database = Database(location, busy_timeout_ms=round(busy_timeout_s * 1000))
         try:
             database.migrate()
+            database.give_space_back()
         except BaseException:
             database.dispose()
             raise
@@ -55,6 +66,15 @@ class Store:
     def notice(self) -> str | None:
         """One sentence while samples cannot be written, or None."""
         return self._writer.notice
+
+    def used_bytes(self) -> int:
+        """Bytes that the records take (on PostgreSQL an estimate)."""
+        return self._database.used_bytes()
+
+    def reclaim(self) -> None:
+        """Give freed pages of the file back to the disk, a little at a time (PostgreSQL: its autovacuum does that)."""
+        while self._writer.call(give_pages_back):
+            pass
 
     def flush(self) -> None:
         """Return once every sample written so far is committed."""

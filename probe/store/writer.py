@@ -13,6 +13,7 @@ import logging
 import queue
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from sqlalchemy import Connection, Table, exc, select
 from sqlalchemy.orm import Session
 
 from probe.store.database import Database, upsert
-from probe.store.models import EventRow, SampleRow, SeriesRow
+from probe.store.models import EventRow, SeriesRow
+from probe.store.raw import insert_samples, is_counter, note_newest
 from probe.store.records import StoreError
 
 BATCH_DELAY_S = 0.2
@@ -35,13 +37,17 @@ T = TypeVar("T")
 
 
 class PendingSample(NamedTuple):
-    """A sample on its way: `labels` is canonical JSON, `ts_ms` integer milliseconds."""
+    """A sample on its way: `labels` is canonical JSON, `ts_ms` integer milliseconds.
+
+    `kept` False: only remembered as the newest of its series.
+    """
 
     target_id: int
     metric: str
     labels: str
     ts_ms: int
     value: float
+    kept: bool = True
 
 
 @dataclass
@@ -198,10 +204,17 @@ class Writer:
         missing = {s[:3] for s in batch if s[:3] not in self._series}
         if missing:
             found = _register_series(connection, missing)
+        known = ChainMap(found, self._series)
         # The last value wins where a series has two at one time; one statement may not touch a row twice.
-        values = {(self._series.get(s[:3]) or found[s[:3]], s.ts_ms): s.value for s in batch}
-        rows = [{"series_id": key[0], "ts_ms": key[1], "value": value} for key, value in values.items()]
-        upsert(connection, cast("Table", SampleRow.__table__), rows, key=("series_id", "ts_ms"))
+        kept = {(known[s[:3]], s[3]): s[4] for s in batch if s[5]}
+        if kept:
+            insert_samples(connection, kept)
+        newest: dict[int, tuple[int, float]] = {}
+        for sample in batch:
+            series_id = known[sample[:3]]
+            if series_id not in newest or sample[3] >= newest[series_id][0]:
+                newest[series_id] = (sample[3], sample[4])
+        note_newest(connection, newest)
         return found
 
     def _failed(self, error: Exception) -> None:
@@ -222,7 +235,7 @@ class Writer:
 
 def _register_series(connection: Connection, keys: set[tuple[int, str, str]]) -> dict[tuple[int, str, str], int]:
     table = cast("Table", SeriesRow.__table__)
-    rows = [{"target_id": t, "metric": m, "labels": labels} for t, m, labels in sorted(keys)]
+    rows = [{"target_id": t, "metric": m, "labels": lb, "counter": is_counter(m)} for t, m, lb in sorted(keys)]
     upsert(connection, table, rows, key=("target_id", "metric", "labels"), keep=True)
     query = select(SeriesRow.target_id, SeriesRow.metric, SeriesRow.labels, SeriesRow.id).where(
         SeriesRow.target_id.in_({key[0] for key in keys})

@@ -127,12 +127,12 @@ def test_replay_life(store: Store) -> None:
         store.replays.append("nope", "inject", "x")
 
 
-def test_replays_of_dead_processes_are_marked_interrupted(tmp_path: Path, child: Child) -> None:
-    dead = child("replay_and_die", tmp_path)
+def test_replays_of_dead_processes_are_marked_interrupted(store_location: str, child: Child) -> None:
+    dead = child("replay_and_die", store_location)
     # It is reaped only afterwards: a zombie counts as dead.
     assert dead.stdout is not None
     assert dead.stdout.read() == ""
-    with Store.open(tmp_path) as store:
+    with Store.open(store_location) as store:
         mine = store.replays.create("oom", "drill-2", {})
         marked = store.replays.mark_interrupted()
         assert [(r.target, r.status) for r in marked] == [("drill-1", "interrupted")]
@@ -197,11 +197,11 @@ def test_settings_refuse_nonsense(store: Store) -> None:
         store.settings.get("colour")
 
 
-def test_data_survives_reopening(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+def test_data_survives_reopening(store_location: str) -> None:
+    with Store.open(store_location) as store:
         add_target(store)
         store.samples.write([Sample("e", "up", {}, NOW, 1.0)])  # not flushed: closing does it
-    with Store.open(tmp_path) as store:
+    with Store.open(store_location) as store:
         assert store.samples.range("e", "up", 0)["value"].tolist() == [1.0]
 
 
