@@ -1,0 +1,90 @@
+"""Checks of files: parses their queries, runs every check, and sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import promql_parser as promql
+
+from probe.check.alerts import check_alerts
+from probe.check.averages import check_averages
+from probe.check.documents import DocumentError, read_file
+from probe.check.expression import function, uses, walk
+from probe.check.finding import CODES, RANK, Finding
+from probe.check.grafana import is_variable
+from probe.check.labels import check_labels
+from probe.check.names import check_names
+from probe.check.query import PANEL, RECORD, VARIABLE, Query, find_queries
+from probe.check.rates import check_rates
+from probe.check.subject import File, Settings, Subject
+from probe.check.units import check_units
+from probe.check.vocabulary import Vocabulary
+
+CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
+    check_names,
+    check_labels,
+    check_rates,
+    check_units,
+    check_averages,
+    check_alerts,
+)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`findings` in the order of the files; `errors`: files that could not be read."""
+
+    queries: int
+    findings: list[Finding]
+    errors: list[str]
+
+
+def check_files(paths: Iterable[Path], vocabulary: Vocabulary, settings: Settings) -> Checked:
+    """Every query in the files."""
+    queries: list[Query] = []
+    errors = []
+    for path in paths:
+        try:
+            queries += find_queries(read_file(path), str(path))
+        except DocumentError as error:
+            errors.append(str(error))
+    return Checked(len(queries), check_queries(queries, vocabulary, settings), errors)
+
+
+def check_queries(queries: Sequence[Query], vocabulary: Vocabulary, settings: Settings) -> list[Finding]:
+    """Findings of all queries, which may refer to each other's recording rules."""
+    trees = []
+    findings: list[Finding] = []
+    for query in queries:
+        try:
+            trees.append((query, promql.parse(query.expr)))
+        except ValueError as error:
+            findings += _unparsed(query, str(error))
+    recorded = frozenset(query.where for query in queries if query.kind == RECORD)
+    absent = frozenset(name for query, tree in trees if query.kind == "alert" for name in _asked_absent(tree))
+    for query, tree in trees:
+        subject = Subject(query, tree, vocabulary, settings, File(recorded, absent))
+        for check in CHECKS:
+            findings += check(subject)
+    order = {query.file: place for place, query in reversed(list(enumerate(queries)))}
+    return sorted(set(findings), key=lambda one: (order[one.file], one.line, -RANK[one.severity], one.code, one.why))
+
+
+def _asked_absent(tree: object) -> set[str]:
+    return {
+        use.name for node, _ in walk(tree) if function(node) in ("absent", "absent_over_time") for use in uses(node)
+    }
+
+
+def _unparsed(query: Query, message: str) -> Iterator[Finding]:
+    """Nothing is said of an expression whose variables stand where no value could be guessed."""
+    if query.kind in (PANEL, VARIABLE) and is_variable(query.expr):
+        return
+    effect = "the whole file is refused" if query.kind not in (PANEL, VARIABLE) else "the panel shows an error"
+    yield Finding(
+        query.file, query.line, query.where, "parse-error", CODES["parse-error"][0],
+        f"not PromQL: {' '.join(message.split())}; {effect}.", "an expression that parses",
+        " ".join(query.text.split()),
+    )  # fmt: skip
