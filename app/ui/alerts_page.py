@@ -10,9 +10,13 @@ import streamlit as st
 
 from app.runtime import get_runtime
 from app.ui import charts, signals, words
-from app.ui.guard import live, page
+from app.ui.alert_actions import show_actions, show_silences
+from app.ui.guard import guarded, live, page
+from app.ui.imported_view import show_imported
 from app.ui.links import link, param
+from app.ui.receivers_view import show_receivers
 from app.ui.tables import show_choices, show_table
+from probe.notify.dispatcher import mutings
 from probe.store import Alert, Store
 
 HISTORY = 200
@@ -30,9 +34,20 @@ def render() -> None:
             st.warning(f"There is no alert `{chosen}`; choose one from the history below.")
         else:
             show_alert(alert.id)
-    st.subheader("Active")
-    show_active()
-    show_history(store.alerts.history(limit=HISTORY))
+            # Outside of what redraws itself: a dialog opened from there would close with the next redraw.
+            if alert.state in ("pending", "firing"):
+                show_actions(alert)
+    alerts, silences, receivers, imported = st.tabs(["Alerts", "Silences", "Receivers", "From Alertmanager"])
+    with alerts:
+        st.subheader("Active")
+        show_active()
+        show_history(store.alerts.history(limit=HISTORY))
+    with silences, guarded():
+        show_silences()
+    with receivers, guarded():
+        show_receivers()
+    with imported:
+        show_imported()
 
 
 @live(2.0)
@@ -41,8 +56,9 @@ def show_active() -> None:
     store = get_runtime().store
     now = time.time()
     alerts = sorted(store.alerts.active(), key=lambda a: (a.state != "firing", a.pending_at))
-    for alert in alerts:
-        show_card(alert, now)
+    muted = mutings(store, alerts)
+    for alert in sorted(alerts, key=lambda a: a.id in muted):
+        show_card(alert, now, muted.get(alert.id))
     if not alerts:
         st.success("✔ No alert is firing or pending.")
     readings = store.alerts.readings()
@@ -62,8 +78,8 @@ def show_active() -> None:
         st.dataframe(pd.DataFrame(rows), hide_index=True, height="content")
 
 
-def show_card(alert: Alert, now: float) -> None:
-    """One active alert."""
+def show_card(alert: Alert, now: float, muted: str | None) -> None:
+    """One active alert; `muted` says why nobody is told of it."""
     with st.container(border=True):
         since = alert.firing_at if alert.state == "firing" and alert.firing_at else alert.pending_at
         st.markdown(
@@ -71,8 +87,10 @@ def show_card(alert: Alert, now: float) -> None:
             f"{words.span(now - since)}, evaluated {words.ago(alert.updated_at, now)}"
         )
         st.markdown(f"{words.plain(alert.summary)}  \n{value_line(alert)}")
+        if muted:
+            st.markdown(f":gray-badge[◌ nobody is told] {words.plain(muted)}")
         show_links(alert)
-        link("alerts", "This alert", ":material/link:", alert=alert.id)
+        link("alerts", "Open to acknowledge or silence", ":material/link:", alert=alert.id)
 
 
 def value_line(alert: Alert) -> str:
@@ -109,8 +127,11 @@ def show_alert(alert_id: int) -> None:
     st.subheader(f"Alert {alert.id}: {alert.rule}")
     st.markdown(f"{mark.badge} severity **{alert.severity}** on `{alert.target}`. {words.plain(alert.summary)}")
     st.markdown(f"{value_line(alert)}  \nrests on: {words.plain(alert.coverage or 'nothing recorded')}")
+    if muted := mutings(store, [alert]).get(alert.id):
+        st.markdown(f":gray-badge[◌ nobody is told] {words.plain(muted)}")
     show_links(alert)
     show_timeline(store, alert)
+    show_told(store, alert)
     if alert.rule == signals.EVICTION_RULE:
         show_signal(store, alert)
     st.caption(f"Evaluated {words.ago(alert.updated_at)}; redrawn every 2 s.")
@@ -132,6 +153,27 @@ def show_timeline(store: Store, alert: Alert) -> None:
     ]
     st.markdown("**States**")
     show_table(rows)
+
+
+def show_told(store: Store, alert: Alert) -> None:
+    """Who acknowledged it and why, and what was sent to whom."""
+    rows = [
+        {"when": ack.at, "what": f"acknowledged ({ack.kind})", "who": ack.author, "how": ack.reason}
+        for ack in store.alerts.acknowledgements(alert.id)
+    ]
+    rows += [
+        {
+            "when": sent.done_at or sent.created_at,
+            "what": f"told of {sent.transition}",
+            "who": sent.receiver,
+            "how": f"{sent.state}: {sent.error}" if sent.error else sent.state,
+        }
+        for sent in store.notifications.list(alert_id=alert.id)
+    ]
+    if rows:
+        st.markdown("**Told and taken on**")
+        rows.sort(key=lambda row: float(str(row["when"])))
+        show_table([{**row, "when": words.clock(float(str(row["when"])))} for row in rows])
 
 
 def show_signal(store: Store, alert: Alert) -> None:
