@@ -22,8 +22,8 @@ _TRTLLM_POOL = (
 )
 _TRTLLM_NO_EVICT = (
     (
-        "Triton's TensorRT-LLM backend: batch_scheduler_policy guaranteed_no_evict keeps room for a request's whole "
-        "length, so that none is paused"
+        "Set scheduler_config.capacity_scheduler_policy to GUARANTEED_NO_EVICT, its default: a request is admitted "
+        "only when it fits to its end, so that none is paused; MAX_UTILIZATION pauses"
     ),
     _TRTLLM_POOL,
 )
@@ -42,8 +42,8 @@ _STEPS: dict[tuple[str, str], tuple[str, ...]] = {
     ("preemption-livelock", TENSORRT_LLM): _TRTLLM_NO_EVICT,
     ("cache-thrash", SGLANG): (
         (
-            "Keep dropped blocks in host memory: --enable-hierarchical-cache, with --hicache-ratio (host to device) or "
-            "--hicache-size (GB on each rank)"
+            "Keep dropped blocks in host memory: --enable-hierarchical-cache, with --hicache-ratio (host to device) "
+            "or --hicache-size (GB on each rank)"
         ),
         _SGLANG_POOL,
     ),
@@ -58,14 +58,17 @@ _STEPS: dict[tuple[str, str], tuple[str, ...]] = {
             "Set --context-length to sglang:max_total_num_tokens at most, and raise --max-running-requests where "
             "sglang:num_running_reqs stands at it"
         ),
+        (
+            "Usage below 0.9 with a queue: admission is too careful. Lower --schedule-conservativeness, whose default "
+            "is 1.0, and watch retractions"
+        ),
     ),
     ("prefix-hit-collapse", SGLANG): ("See that --disable-radix-cache is not set",),
     ("prefix-hit-collapse", TENSORRT_LLM): ("See that kv_cache_config.enable_block_reuse is true, its default",),
     ("ttft-slo-burn", SGLANG): (
         (
             "Queue above zero: raise --max-running-requests if sglang:num_running_reqs stands at it, else add "
-            "replicas; "
-            "bound the wait with --max-queued-requests"
+            "replicas; bound the wait with --max-queued-requests"
         ),
         "No queue: raise --chunked-prefill-size, so that a prompt takes fewer chunks; answers in flight then slow down",
     ),
@@ -73,8 +76,7 @@ _STEPS: dict[tuple[str, str], tuple[str, ...]] = {
     ("gpu-memory-creep", SGLANG): (
         (
             "Lower --mem-fraction-static only by what another process on the device has taken; a leak inside grows "
-            "into "
-            "that room too"
+            "into that room too"
         ),
     ),
 }

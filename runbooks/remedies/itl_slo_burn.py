@@ -28,8 +28,7 @@ def advise(facts: TargetFacts) -> Recommendation:
             EAGER,
             False,
             why="graphs are off: each of a step's kernels is launched on its own, which small batches feel most (1 "
-            "token "
-            "a request and step)",
+            "token a request and step)",
             expected="shorter decode steps",
             cost="graph capture at start takes time and device memory",
             verify=FAST,

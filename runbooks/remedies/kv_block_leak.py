@@ -17,8 +17,7 @@ def advise(facts: TargetFacts) -> Recommendation:
     if pool is not None:
         draft.step(
             f"Weigh it: every 1% of this pool is {pool // 100} tokens. Divide what is left of it by the growth an "
-            "hour: "
-            "that is how long the restart can wait"
+            "hour: that is how long the restart can wait"
         )
     draft.step(
         "See first that nothing is meant to hold blocks: a prefill replica keeps them until the decoder has fetched "

@@ -9,7 +9,6 @@ from runbooks.flags import catalog, version_key
 
 ID = "metrics-unknown"
 HIDDEN, NO_STATS, ENABLE = "--show-hidden-metrics-for-version", "--disable-log-stats", "--enable-metrics"
-KNOWN = "kvoncall targets: nothing that alerts need is missing"
 
 
 def advise(facts: TargetFacts) -> Recommendation:
@@ -100,6 +99,6 @@ def _newer_than_known(draft: Draft) -> None:
     if newest is None or version is None or version_key(version) <= version_key(newest):
         return
     draft.step(
-        f"{draft.facts.engine} {version} is newer than {newest}, the newest read here: names may have changed. "
-        "Upgrade kvoncall"
+        f"{draft.facts.engine} {version} is newer than {newest}, the newest read here: names may have changed. Upgrade "
+        "kvoncall"
     )

@@ -70,8 +70,7 @@ def _block_against_prompt(draft: Draft, block: int, prompt: float) -> None:
         return
     draft.step(
         f"Blocks hold {block} tokens and prompts {prompt:.0f}: only whole blocks are found, so little or nothing can "
-        "be. "
-        "Hybrid models have such blocks; see --prefix-match-unit (vLLM since 0.26.0)"
+        "be. Hybrid models have such blocks; see --prefix-match-unit (vLLM since 0.26.0)"
     )
 
 

@@ -5,6 +5,8 @@ Which of the two took longer decides: a queue wants places, pool or replicas; a 
 
 from __future__ import annotations
 
+import math
+
 from runbooks.changes import Draft, Recommendation
 from runbooks.engine_names import has_vllm_flags
 from runbooks.facts import TargetFacts
@@ -68,27 +70,27 @@ def _fewer_steps(draft: Draft) -> None:
             f"{PREFIX_CACHING} is off: every prompt is computed in full. On again, unless it is off as first aid for "
             "prefix-isolation-breach"
         )
-    now, prompt = facts.max_num_batched_tokens, facts.traffic.prompt_tokens_mean
-    if now is None or prompt is None:
+    now, mean = facts.max_num_batched_tokens, facts.traffic.prompt_tokens_mean
+    if now is None or mean is None:
         draft.lacks(f"{STEP} in force and the mean length of prompts")
         return
+    prompt = math.ceil(mean)
     if prompt <= now:
-        draft.refuse(STEP, now, f"will not help: a prompt of {prompt:.0f} tokens takes one step of {now} already")
+        draft.refuse(STEP, now, f"will not help: a prompt of {prompt} tokens takes one step of {now} already")
         return
-    to = min(LARGEST_STEP, 1 << (int(prompt) - 1).bit_length())
+    to = min(LARGEST_STEP, 1 << (prompt - 1).bit_length())
     if to <= now:
         draft.refuse(STEP, to, f"will not help: {now} is a large step already")
         return
-    steps, then = -(-int(prompt) // now), -(-int(prompt) // to)
+    steps, then = -(-prompt // now), -(-prompt // to)
     peak = facts.activation_peak_bytes
     room = "" if peak is None else f" (up to {to / now:.1f} times {peak / 1024**2:.0f} MiB)"
     draft.propose(
         STEP,
         to,
-        why=f"a prompt of {prompt:.0f} tokens takes {steps} steps of {now}; with {to} it takes {then}.",
+        why=f"a prompt of {prompt} tokens takes {steps} steps of {now}; with {to} it takes {then}.",
         expected=f"{then} in place of {steps} steps before the first token",
         cost=f"answers in flight wait for larger steps: inter-token latency grows; so does the activation peak{room}, "
-        "and "
-        "the pool shrinks by it",
+        "and the pool shrinks by it",
         verify="histogram_quantile(0.99, sum by (le) (rate(vllm:time_to_first_token_seconds_bucket[5m]))) < 2.5",
     )
