@@ -28,6 +28,7 @@ BACKOFF_S = (10.0, 30.0, 120.0, 600.0)  # after the first, second, … try
 CLAIM_S = 60.0
 START_WITHIN_S = 20.0  # a claim older than this is not used: another process may be about to take it
 MARK_TRIES = 3
+PERIOD_S = 1.0  # ticks in between decide nothing: a decision costs several queries
 
 log = logging.getLogger("kvoncall.notify")
 
@@ -40,6 +41,7 @@ class Dispatcher:
         self._rules = tuple(rules)
         self._send = send or Sender(store.where)
         self._owner = uuid.uuid4().hex
+        self._decided_at = float("-inf")
         self._tasks: dict[str, asyncio.Task[None]] = {}  # one message at a time for each receiver
 
     async def tick(self, now: float, lease: Lease | None = None) -> None:
@@ -48,6 +50,9 @@ class Dispatcher:
         With `lease`, nothing is claimed or written unless it is held (`LeaseLostError`).
         """
         self._tasks = {name: task for name, task in self._tasks.items() if not task.done()}
+        if 0 <= now - self._decided_at < PERIOD_S:
+            return
+        self._decided_at = now
         todo = await asyncio.to_thread(self._plan, now)
         await asyncio.to_thread(self._tidy, todo, now, lease)
         for batch in todo.batches:
@@ -70,15 +75,15 @@ class Dispatcher:
         store = self._store
         receivers = {receiver.name: receiver for receiver in store.receivers.list()}
         rows = store.notifications.relevant()
-        if not receivers and not rows:
+        active = store.alerts.active() if receivers else []
+        firing = [alert for alert in active if alert.state == "firing"]
+        if not firing and not rows:
             return Plan()
-        active = store.alerts.active()
         alerts = {alert.id: alert for alert in active}
         for alert_id in {row.alert_id for row in rows} - set(alerts):
             if (over := store.alerts.get(alert_id)) is not None:
                 alerts[alert_id] = over
         silences = store.silences.list(now=now)
-        firing = [alert for alert in active if alert.state == "firing"]
         muted = {a.id: why for a in firing if (why := muted_by(a, silences, active, self._rules, now)) is not None}
         options, flushed = store.receivers.options(), store.notifications.flushed()
         return plan(Outbox(rows, alerts, muted, receivers, options, flushed), now)

@@ -1,27 +1,32 @@
 """Putting one message through: a plain webhook, or any service that apprise knows.
 
 Runs in threads. Nothing here logs or returns an address: those of most services are their password. That is why the
-webhook uses urllib, which logs nothing (httpx logs every URL), and apprise's own log is closed.
+webhook uses urllib, which logs nothing (httpx logs every URL), and why what apprise's libraries log while it sends is
+thrown away.
 """
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import logging
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from probe.notify.message import Message, body, payload, title
 from probe.notify.receivers import Receiver
 from probe.notify.secret_refs import SecretError, redact, resolve
 
 TIMEOUT_S = 10.0
+_TALKATIVE = ("apprise", "urllib3.connectionpool", "urllib3.util.retry", "requests_oauthlib.oauth1_session")
 AGAIN = (408, 425, 429)  # besides 5xx, as Alertmanager retries
 
 
@@ -38,6 +43,8 @@ class Sent:
         """Whether the receiver confirmed it."""
         return self.error is None
 
+
+_SENDING: ContextVar[bool] = ContextVar("sending", default=False)  # apprise hands the context on to its threads
 
 Send = Callable[[Receiver, Message], Sent]
 
@@ -74,12 +81,16 @@ class Sender:
         return None
 
     def _webhook(self, url: str, bearer: str, message: Message) -> Sent:
-        if urlsplit(url).scheme not in ("http", "https"):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             return Sent("The address is not http:// or https://: correct it.")
+        login, _, place = parts.netloc.rpartition("@")
         data = json.dumps(payload(message)).encode()
-        request = urllib.request.Request(url, data, {"Content-Type": "application/json", "User-Agent": "kvoncall"})
-        if bearer:
-            request.add_header("Authorization", f"Bearer {bearer}")
+        headers = {"Content-Type": "application/json", "User-Agent": "kvoncall"}
+        if bearer or login:
+            basic = base64.b64encode(unquote(login).encode()).decode()
+            headers["Authorization"] = f"Bearer {bearer}" if bearer else f"Basic {basic}"
+        request = urllib.request.Request(urlunsplit(parts._replace(netloc=place)), data, headers)
         try:
             with urllib.request.build_opener(_NoRedirect).open(request, timeout=self._timeout_s):
                 return Sent()
@@ -94,14 +105,30 @@ class Sender:
             import apprise
         except ImportError:
             return Sent("apprise is not installed: pip install 'kvoncall[notify]'.", again=True)
-        logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
-        service = apprise.Apprise()
-        if not service.add(url):
-            return Sent("The address is not one that apprise understands: correct it.")
-        kind = apprise.NotifyType.FAILURE if message.status == "firing" else apprise.NotifyType.SUCCESS
-        if service.notify(body=body(message), title=title(message), notify_type=kind, body_format="text"):
-            return Sent()
+        with _unlogged():
+            service = apprise.Apprise()
+            if not service.add(url):
+                return Sent("The address is not one that apprise understands: correct it.")
+            kind = apprise.NotifyType.FAILURE if message.status == "firing" else apprise.NotifyType.SUCCESS
+            if service.notify(body=body(message), title=title(message), notify_type=kind, body_format="text"):
+                return Sent()
         return Sent("The service did not take the message.", again=True)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """What the libraries of apprise log meanwhile holds addresses: it goes nowhere, here and in apprise's threads."""
+    for name in _TALKATIVE:
+        logging.getLogger(name).addFilter(_is_loggable)
+    token = _SENDING.set(True)
+    try:
+        yield
+    finally:
+        _SENDING.reset(token)
+
+
+def _is_loggable(_record: logging.LogRecord) -> bool:
+    return not _SENDING.get()
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

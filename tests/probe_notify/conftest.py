@@ -1,0 +1,115 @@
+"""Alerts by hand, a clock by hand, and a webhook that answers what the test sets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probe.notify.dispatcher import Dispatcher
+from probe.store import Alert, AlertUpdate, Reading, Store
+
+START = 1_800_000_000.0
+
+
+@dataclass(frozen=True)
+class Named:
+    """As much of a rule as muting reads."""
+
+    id: str
+    inhibited_by: tuple[str, ...] = ()
+
+
+RULES = (Named("oom"), Named("eviction-storm", ("oom",)), Named("kv-saturated", ("oom", "eviction-storm")))
+
+
+@dataclass
+class Hook:
+    """A webhook: `answers` are the next status codes (then 200); `posts` what arrived, (headers, payload)."""
+
+    url: str = ""
+    answers: list[int] = field(default_factory=list)
+    posts: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
+    pause: threading.Event | None = None  # a request waits here before it is answered
+
+    @property
+    def messages(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """(status, [(status, rule) of each alert]) of every post."""
+        return [(p["status"], [(a["status"], a["labels"]["alertname"]) for a in p["alerts"]]) for _, p in self.posts]
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    found = Hook()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            found.posts.append((dict(self.headers), json.loads(body)))
+            if found.pause is not None:
+                found.pause.wait(20)
+            code = found.answers.pop(0) if found.answers else 200
+            try:
+                self.send_response(code)
+                if code == 302:
+                    self.send_header("Location", "/elsewhere")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            except OSError:
+                pass  # the sender gave up
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    found.url = f"http://127.0.0.1:{server.server_port}/hook"
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "data") as opened:
+        yield opened
+
+
+def move(store: Store, rule: str, state: str, at: float, target: str = "a", severity: str = "warning") -> Alert:
+    """Bring the alert of a rule to "firing" or "resolved", as the evaluator does; returns it."""
+    steps = {"pending": (("inactive", "pending"),), "firing": (("inactive", "pending"), ("pending", "firing"))}
+    transitions = steps.get(state, (("firing", state),))
+    reading = Reading(rule, target, "breach", state, 1.0, 0.5, None, None, 60.0, f"{rule} is bad", "1 of 1", at)
+    store.alerts.save([AlertUpdate(reading, severity, 0.0, rule, 0.0, transitions)])
+    return next(alert for alert in store.alerts.history(target=target) if alert.rule == rule)
+
+
+@dataclass
+class Clock:
+    """Runs a dispatcher by hand: `to(t)` ticks every `step_s` up to START + t, and waits for what it sends."""
+
+    dispatcher: Dispatcher
+    now: float = START
+    step_s: float = 5.0
+
+    def to(self, seconds: float) -> None:
+        async def run() -> None:
+            while self.now < START + seconds:
+                self.now = min(self.now + self.step_s, START + seconds)
+                await self.dispatcher.tick(self.now)
+                await self.dispatcher.drain()
+
+        asyncio.run(run())
+
+
+@pytest.fixture
+def clock(store: Store) -> Clock:
+    return Clock(Dispatcher(store, RULES))

@@ -1,0 +1,122 @@
+"""Matchers and muting: what they accept, and what they hit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from probe.notify.matchers import Matcher, MatcherError, matches, narrowing, parse_matchers
+from probe.notify.muting import muted_by
+from probe.store import Acknowledgement, Alert, Silence
+
+from .conftest import RULES
+
+NOW = 1_000.0
+ALERT = Alert(
+    id=1,
+    rule="kv-saturated",
+    target="prod-1",
+    state="firing",
+    severity="warning",
+    value=1.0,
+    threshold=0.9,
+    numerator=None,
+    denominator=None,
+    window_s=60.0,
+    hold_s=0.0,
+    summary="full",
+    coverage="1 of 1",
+    runbook="kv-saturated",
+    replay_id=None,
+    progress_s=0.0,
+    pending_at=0.0,
+    firing_at=0.0,
+    resolved_at=None,
+    updated_at=0.0,
+    engine="vllm",
+    model="llama-3",
+)
+OOM = dataclasses.replace(ALERT, id=2, rule="oom", summary="died")
+
+
+def silence(text: str, starts_at: float = 0.0, ends_at: float = 2_000.0) -> Silence:
+    return Silence(7, parse_matchers(text), starts_at, ends_at, "ann", "upgrade", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "hits"),
+    [
+        ('rule="kv-saturated"', True),
+        ("rule=kv-saturated, target = prod-1", True),
+        ('{rule="kv-saturated", severity!="critical"}', True),
+        ('target=~"prod-.*"', True),
+        ('target=~"prod"', False),  # the whole value, as in Alertmanager
+        ('target!~"prod-.*"', False),
+        ('model=~"llama-(2|3)",engine="vllm"', True),
+        ('model="llama-3",engine="sglang"', False),
+        ('rule!=""', True),
+    ],
+)
+def test_matchers_hit_as_in_alertmanager(text: str, hits: bool) -> None:
+    assert matches(parse_matchers(text), ALERT.labels) is hits
+
+
+def test_a_matcher_reads_back_what_it_writes() -> None:
+    for value in ('a"b', "a\\b", "a, b", "", "x\ny"):
+        written = Matcher("target", "=", value)
+        assert parse_matchers(f"{written}, {written}") == (written, written)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rule", "is not a matcher"),
+        ('pod="x"', "have no label 'pod'"),
+        ('target=~"("', "not a regular expression"),
+        ('rule="a" target="b"', "separate matchers by commas"),
+        ("rule=" + "x" * 501, "longer than 500"),
+        (", ".join(["rule=a"] * 21), "more than 20"),
+    ],
+)
+def test_what_cannot_be_read_is_said(text: str, words: str) -> None:
+    with pytest.raises(MatcherError, match=words):
+        parse_matchers(text)
+
+
+def test_narrowing_needs_a_label() -> None:
+    assert narrowing(parse_matchers("rule=oom, target=~.*"))
+    assert not narrowing(parse_matchers('target=~".*", rule!=oom'))
+    assert not narrowing(())
+
+
+def test_silences_mute_while_they_last() -> None:
+    assert muted_by(ALERT, [], [ALERT], RULES, NOW) is None
+    found = muted_by(ALERT, [silence("rule=kv-saturated")], [ALERT], RULES, NOW)
+    assert found is not None
+    assert (found.kind, found.by, found.until, found.silence_id) == ("silence", "ann", 2_000.0, 7)
+    assert found.text == "silenced by ann: upgrade"
+    later, over = silence("rule=kv-saturated", starts_at=NOW + 1), silence("rule=kv-saturated", ends_at=NOW)
+    assert muted_by(ALERT, [later, over, silence("rule=oom")], [ALERT], RULES, NOW) is None
+
+
+def test_inhibition_needs_a_firing_cause_on_the_same_target() -> None:
+    found = muted_by(ALERT, [], [ALERT, OOM], RULES, NOW)
+    assert found is not None
+    assert (found.kind, found.by, found.text) == ("inhibition", "oom", "explained by oom")
+    for other in (
+        dataclasses.replace(OOM, state="pending"),
+        dataclasses.replace(OOM, target="prod-2"),
+        dataclasses.replace(OOM, rule="ttft-slo-burn"),
+    ):
+        assert muted_by(ALERT, [], [ALERT, other], RULES, NOW) is None
+    assert muted_by(OOM, [], [ALERT, OOM], RULES, NOW) is None
+    # a cause that is silenced itself explains no less
+    assert muted_by(ALERT, [silence("rule=oom")], [ALERT, OOM], RULES, NOW) is not None
+
+
+def test_an_acknowledgement_mutes() -> None:
+    taken = dataclasses.replace(ALERT, acknowledgement=Acknowledgement("bob", "known", "adding a replica", NOW))
+    found = muted_by(taken, [], [taken], RULES, NOW)
+    assert found is not None
+    assert found.text == "acknowledged by bob: adding a replica"
