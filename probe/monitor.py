@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from probe.alerts.rule import Rule
 from probe.alerts.rules import DEFAULT_RULES
-from probe.collect.leadership import Leadership
+from probe.collect.leadership import Leadership, WatchStats
 from probe.store import Lease, LeaseLostError, Store, StoreError, apply_retention
 
 LEASE_NAME = "monitor"
@@ -109,6 +109,11 @@ class Monitor:
             targets=leadership.target_count if leadership else 0,
             problem=self._problem or self._store.notice,
         )
+
+    def stats(self) -> WatchStats:
+        """What this process did since it took the lead (zeros while it stands by)."""
+        leadership = self._leadership
+        return leadership.stats() if leadership else WatchStats()
 
     async def _run(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()

@@ -17,22 +17,6 @@ START_TOLERANCE_S = 1.0  # exporters round the start time
 
 
 @dataclass(frozen=True)
-class Observation:
-    """One attempt to read a target, at `ts`: either `scrape` or the sentence in `error`."""
-
-    target: Target
-    ts: float
-    scrape: Scrape | None
-    error: str | None = None
-
-    @property
-    def samples(self) -> list[Sample]:
-        """What to store: what was read, and `up`."""
-        up = Sample(self.target.name, "up", {}, self.ts, 0.0 if self.scrape is None else 1.0)
-        return [up] if self.scrape is None else [*self.scrape.samples, up]
-
-
-@dataclass(frozen=True)
 class Finding:
     """An event to write about a target."""
 
@@ -40,6 +24,39 @@ class Finding:
     message: str
     severity: str
     data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One attempt to read a target, at `ts`: either `scrape` or the sentence in `error`.
+
+    `duration_s`: how long reading took. `known` False: nothing is known of the target itself, because the Prometheus
+    server that scrapes it did not answer; then there is no sample, not even `up`. `extra` and `found` are samples and
+    findings of other sources at the same moment (NVML).
+    """
+
+    target: Target
+    ts: float
+    scrape: Scrape | None
+    error: str | None = None
+    duration_s: float = 0.0
+    known: bool = True
+    extra: tuple[Sample, ...] = ()
+    found: tuple[Finding, ...] = ()
+
+    @property
+    def samples(self) -> list[Sample]:
+        """What to store: what was read, and about the attempt itself what Prometheus writes: `up` and its company."""
+        if not self.known:
+            return list(self.extra)
+        name, ts, read = self.target.name, self.ts, self.scrape
+        return [
+            *(read.samples if read else ()),
+            *self.extra,
+            Sample(name, "scrape_duration_seconds", {}, ts, self.duration_s),
+            Sample(name, "scrape_samples", {}, ts, float(read.exposed if read else 0)),
+            Sample(name, "up", {}, ts, 0.0 if read is None else 1.0),
+        ]
 
 
 class ChangeDetector:
@@ -51,16 +68,20 @@ class ChangeDetector:
         self._started: float | None = None
         self._errors: set[str] = set()  # said since the last good scrape
         self._missing: tuple[str, ...] = ()
+        self._refused: frozenset[str] = frozenset()
         self.last_good: float | None = None  # time of the last successful scrape
 
     def seed(self, samples: Iterable[Sample]) -> None:
         """The newest stored samples, so that a restart while nobody watched is seen too."""
-        found = [s for s in samples if s.metric != "up"]
+        found = [s for s in samples if s.metric in self._counters or s.metric == START_TIME]
         self._remember(found)
         self.last_good = max((s.ts for s in found), default=None)
 
     def observe(self, seen: Observation) -> list[Finding]:
         """Findings of one observation."""
+        return [*seen.found, *self._findings(seen)]
+
+    def _findings(self, seen: Observation) -> list[Finding]:
         if seen.scrape is None:
             error = seen.error or "The scrape failed."
             if error in self._errors:
@@ -73,6 +94,7 @@ class ChangeDetector:
             self._errors.clear()
         findings += self._restarts(seen.scrape.samples)
         findings += self._missing_metrics(seen.scrape)
+        findings += self._refused_samples(seen.scrape)
         self._remember(seen.scrape.samples)
         self.last_good = seen.ts
         return findings
@@ -110,6 +132,14 @@ class ChangeDetector:
         names = ", ".join(scrape.missing)
         message = f"The target answers but does not expose {names}: alerts that need them have no data."
         return [Finding("metrics_missing", message, "warning", {"missing": list(scrape.missing)})]
+
+    def _refused_samples(self, scrape: Scrape) -> list[Finding]:
+        new = {why: count for why, count in scrape.refused.items() if why not in self._refused}
+        self._refused = frozenset(scrape.refused)
+        if not new:
+            return []
+        message = f"Samples of the target were left out: {'; '.join(sorted(new))}."
+        return [Finding("samples_refused", message, "warning", {"refused": new})]
 
     def _remember(self, samples: Iterable[Sample]) -> None:
         for sample in samples:

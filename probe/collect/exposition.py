@@ -72,7 +72,7 @@ class ExpositionReader:
         found = self._repeated(rows) if comments == self._comments else None
         if found is None or (openmetrics and not text.endswith("# EOF\n")):
             found = self._learn(text, comments, rows, url, openmetrics, now)
-        if not openmetrics and not text.endswith("\n"):
+        if rows and not openmetrics and not text.endswith("\n"):
             raise _malformed(url, "the last line has no end: the answer was cut short")
         if not found.families:
             raise ScrapeError(f"{url} answered without a single metric.")
@@ -117,8 +117,9 @@ class ExpositionReader:
             identity = (sample.name, frozenset(sample.labels.items()))
             first = identity not in seen
             head = row.rpartition(" ")[0]
-            if sample.timestamp is None and (head[-1:] == "}" or _BARE_NAME.fullmatch(head)):
-                self._known[head] = _Series(index, sample, first)
+            alone = sample.timestamp is None and sample.exemplar is None
+            if alone and (head[-1:] == "}" or _BARE_NAME.fullmatch(head)):
+                self._known.setdefault(head, _Series(index, sample, first))
             if not first:
                 result.duplicates += 1
                 continue

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from probe.collect.scrape import ScrapeError, fetch
+from probe.collect.exposition import ScrapeError
+from probe.collect.scrape import fetch
 from probe.store import Target
 
 MAX_BYTES = 1024 * 1024
@@ -21,20 +22,31 @@ _VOLATILE = frozenset({"stats", "uptime_seconds", "device_memory_used_bytes"})
 
 
 async def read_facts(
-    client: httpx.AsyncClient, target: Target, info: Mapping[str, str], *, timeout_s: float
+    client: httpx.AsyncClient,
+    target: Target,
+    info: Mapping[str, str],
+    *,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Facts to merge into `target.facts`; what cannot be read is left out."""
-    base = target.url.rstrip("/").removesuffix("/metrics")
-    if target.engine == "kvoncall":
-        found = await _json(client, f"{base}/debug/engine", timeout_s)
-        return {key: value for key, value in found.items() if key not in _VOLATILE}
     facts: dict[str, Any] = {"engine": target.engine}
     if info:
         facts["cache_config_info"] = dict(info)
-    version = (await _json(client, f"{base}/version", timeout_s)).get("version")
+    if target.source == "prometheus":
+        return facts  # the engine itself is out of reach
+    base = target.url.rstrip("/").removesuffix("/metrics").removesuffix("/prometheus")
+
+    async def ask(path: str) -> dict[str, Any]:
+        return await _json(client, base + path, timeout_s, headers)
+
+    if target.engine == "kvoncall":
+        found = await ask("/debug/engine")
+        return {key: value for key, value in found.items() if key not in _VOLATILE}
+    version = (await ask("/version")).get("version")
     if isinstance(version, str):
         facts["version"] = version
-    models = (await _json(client, f"{base}/v1/models", timeout_s)).get("data")
+    models = (await ask("/v1/models")).get("data")
     if isinstance(models, list) and models and isinstance(models[0], dict):
         model = models[0]
         facts |= {
@@ -43,9 +55,11 @@ async def read_facts(
     return facts
 
 
-async def _json(client: httpx.AsyncClient, url: str, timeout_s: float) -> dict[str, Any]:
+async def _json(
+    client: httpx.AsyncClient, url: str, timeout_s: float, headers: Mapping[str, str] | None
+) -> dict[str, Any]:
     try:
-        body = await fetch(client, url, timeout_s=timeout_s, max_bytes=MAX_BYTES)
+        body = await fetch(client, url, timeout_s=timeout_s, max_bytes=MAX_BYTES, headers=headers)
         value = json.loads(body)
     except (ScrapeError, ValueError):
         return {}

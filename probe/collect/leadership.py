@@ -11,14 +11,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from probe.alerts.evaluate import LIFECYCLE_KINDS, ROUND_KINDS
 from probe.alerts.evaluator import TargetEvaluator, resolved_by_hand
 from probe.alerts.rule import Rule
 from probe.collect.changes import ChangeDetector, Finding, Observation
-from probe.collect.collector import Collector
+from probe.collect.clock import JUMP_S, SteadyClock
+from probe.collect.collector import Collector, CollectorStats
 from probe.dialects import DialectError, load_dialect
 from probe.store import AlertUpdate, Event, Lease, Sample, Store, StoreError, Target
 
@@ -26,7 +27,8 @@ from probe.store import AlertUpdate, Event, Lease, Sample, Store, StoreError, Ta
 # stopped, and a start when the engine is healthy: maybe after a scrape met it.
 EXPLAINABLE = ("scrape_error", "scrape_recovered", "engine_restart")
 ANNOUNCE_S = 5.0
-EVENT_OVERLAP_S = 30.0  # events are written with the time they happened, a little after it
+EVENT_OVERLAP = 100  # ids: transactions that end in another order than they began are not overlooked
+MAX_AHEAD_S = 86_400.0  # a stored sample later than that tells nothing about time
 MAX_HELD = 10_000  # scrapes kept while the lease is in doubt
 MAX_IDLE_S = 2.0  # evaluate at least this often: absence makes no scrape
 
@@ -48,10 +50,26 @@ class _Watched:
     target: Target
     evaluator: TargetEvaluator
     detector: ChangeDetector
-    due: bool = True  # something new since the last evaluation
-    seen_at: float = 0.0  # when the newest observation or event came in
-    evaluated_at: float = 0.0
+    news: int = 1  # counts observations and events that came in
+    evaluated: int = 0  # `news` at the last evaluation
+    evaluated_at: float = float("-inf")  # monotonic
+    waiting_since: float | None = None  # monotonic: the oldest arrival that was not evaluated
     doubts: deque[_Doubt] = field(default_factory=deque)
+
+
+@dataclass(frozen=True)
+class WatchStats:
+    """What the leader did since it took the lead.
+
+    `evaluations` counts evaluated targets (every rule each), `evaluation_s` the time that took, writing included.
+    `lag_s`: from the arrival of a scrape to the end of its evaluation, the newest; `max_lag_s` the longest.
+    """
+
+    scraped: CollectorStats = field(default_factory=CollectorStats)
+    evaluations: int = 0
+    evaluation_s: float = 0.0
+    lag_s: float = 0.0
+    max_lag_s: float = 0.0
 
 
 class Leadership:
@@ -60,19 +78,25 @@ class Leadership:
     def __init__(self, store: Store, rules: Sequence[Rule]) -> None:
         self._store = store
         self._rules = tuple(rules)
-        self._collector = Collector(self._on_observation, self._on_facts)
+        self._clock = SteadyClock()
+        self._stats = WatchStats()
+        self._collector = Collector(self._on_observation, self._on_facts, self._clock)
         self._watched: dict[str, _Watched] = {}
         self._lease: Lease | None = None
         self._valid_until = 0.0
-        self._events_since = time.time() - EVENT_OVERLAP_S
+        self._last_event: int | None = None  # id
         self._rounds: frozenset[int] = frozenset()  # ids of round events taken in, as far back as events are read
         self._held: deque[Observation] = deque(maxlen=MAX_HELD)
-        self._findings: deque[tuple[str, Finding, float]] = deque()
+        self._findings: deque[tuple[str | None, Finding, float]] = deque()
 
     @property
     def target_count(self) -> int:
         """Targets being watched."""
         return len(self._watched)
+
+    def stats(self) -> WatchStats:
+        """What was done since this process took the lead; safe from any thread."""
+        return replace(self._stats, scraped=self._collector.stats())
 
     def hold(self, lease: Lease, valid_until: float) -> None:
         """The lease in force, and until when (monotonic clock) this process may rely on it."""
@@ -85,10 +109,15 @@ class Leadership:
         await self._follow_targets()
         await self._collector.sync([w.target for w in self._watched.values()])
         await self._decide_doubts(time.monotonic())
+        self._note_jump()
         await self._write_findings()
         await self._read_events()
-        now = time.time()
-        due = [w for w in self._watched.values() if w.due or now - w.evaluated_at >= MAX_IDLE_S]
+        now, at = self._clock.now(), time.monotonic()
+        due = [w for w in self._watched.values() if w.news > w.evaluated or at - w.evaluated_at >= MAX_IDLE_S]
+        news = [w.news for w in due]
+        waiting = [w.waiting_since for w in due]
+        for watched in due:
+            watched.waiting_since = None
         updates = [update for w in due for update in w.evaluator.evaluate(now)]
         try:
             await self._save(updates)
@@ -96,9 +125,19 @@ class Leadership:
             for watched in due:
                 watched.evaluator.revert()
             raise
-        for watched in due:
-            # A scrape may have come in while this was written: it is newer than `now`.
-            watched.due, watched.evaluated_at = watched.seen_at > now, now
+        for watched, taken_in in zip(due, news, strict=True):
+            watched.evaluated, watched.evaluated_at = taken_in, at
+        self._count(len(due), time.monotonic() - at, [time.monotonic() - w for w in waiting if w is not None])
+
+    def _count(self, evaluations: int, seconds: float, lags: list[float]) -> None:
+        stats = self._stats
+        self._stats = replace(
+            stats,
+            evaluations=stats.evaluations + evaluations,
+            evaluation_s=stats.evaluation_s + seconds,
+            lag_s=max(lags, default=stats.lag_s),
+            max_lag_s=max([stats.max_lag_s, *lags]),
+        )
 
     async def settle(self) -> None:
         """Before a clean stop: write what was found, end alerts of targets that are gone; raises `StoreError`."""
@@ -125,29 +164,61 @@ class Leadership:
             else:
                 known.target = known.evaluator.target = target
         orphans = [a for a in await asyncio.to_thread(self._store.alerts.active) if a.target not in targets]
-        now = time.time()
+        now = self._clock.now()
         await self._save([resolved_by_hand(a, "the target is no longer watched", now) for a in orphans])
 
     def _load(self, target: Target) -> _Watched:
         """A target's window, counters, events and alerts from the store."""
-        store, now = self._store, time.time()
+        store = self._store
+        latest = [s for found in store.samples.latest(target.name).values() for s in found]
+        now = self._begin_after(target, latest)
         evaluator = TargetEvaluator(target, self._rules)
         active = store.alerts.active(target.name)
         horizons = evaluator.window.horizons_s
         for horizon in set(horizons.values()):
             metrics = [m for m, h in horizons.items() if h == horizon]
-            evaluator.add_samples(store.samples.recent(target.name, metrics, now - horizon))
+            found = store.samples.recent(target.name, metrics, now - horizon)
+            evaluator.add_samples(s for s in found if s.ts <= now)
         since = min([now, *(a.pending_at for a in active)]) - evaluator.horizon_s
         # The last one, however old, tells whether the engine is meant to run.
         last = store.events.recent(1, target.name, LIFECYCLE_KINDS)
         evaluator.restore(active, [*store.events.recent(None, target.name, LIFECYCLE_KINDS, since), *last])
         detector = ChangeDetector(_counters(target.engine))
-        detector.seed(s for found in store.samples.latest(target.name).values() for s in found)
+        detector.seed(s for s in latest if s.ts <= now)
         return _Watched(target, evaluator, detector)
 
+    def _begin_after(self, target: Target, latest: Sequence[Sample]) -> float:
+        """Now, moved on to the newest stored sample of a target that this machine's clock stamped."""
+        now = self._clock.now()
+        newest = max((s.ts for s in latest), default=now)
+        if target.source != "metrics" or newest <= now or newest - now > MAX_AHEAD_S:
+            return now
+        ahead = self._clock.not_before(newest)
+        if ahead > JUMP_S:
+            self._tell_jump(f"The newest stored sample is {ahead:.0f} s later than this machine's clock", -ahead)
+        return self._clock.now()
+
+    def _note_jump(self) -> None:
+        jump = self._clock.jumped()
+        if jump is not None:
+            way = "forward" if jump > 0 else "back"
+            self._tell_jump(f"This machine's clock was set {way} by {abs(jump):.0f} s", jump)
+
+    def _tell_jump(self, what: str, jump: float) -> None:
+        then = "samples go on from the new time"
+        if jump < 0:
+            then = "samples go on from where they were until it has caught up"
+        finding = Finding("clock_jump", f"{what}: {then}.", "warning", {"seconds": round(jump, 3)})
+        self._findings.append((None, finding, self._clock.now()))
+
     async def _read_events(self) -> None:
-        kinds, since = (*LIFECYCLE_KINDS, *ROUND_KINDS), self._events_since - EVENT_OVERLAP_S
-        events = await asyncio.to_thread(self._store.events.recent, None, None, kinds, since)
+        """Take in new events of any time: they are followed by id, whatever the clocks of their writers say."""
+        kinds, recent = (*LIFECYCLE_KINDS, *ROUND_KINDS), self._store.events.recent
+        if self._last_event is None:
+            newest = await asyncio.to_thread(recent, 1)
+            self._last_event = newest[0].id if newest else 0
+        after = self._last_event - EVENT_OVERLAP
+        events = await asyncio.to_thread(recent, None, None, kinds, None, after)
         await self._read_rounds([e for e in events if e.kind in ROUND_KINDS])
         by_target: dict[str, list[Event]] = {}
         for event in events:
@@ -155,8 +226,8 @@ class Leadership:
         for name, found in by_target.items():
             watched = self._watched.get(name)
             if watched is not None and watched.evaluator.add_events(found):
-                watched.due, watched.seen_at = True, time.time()
-        self._events_since = max([self._events_since, *(e.ts for e in events if e.ts <= time.time())])
+                watched.news += 1
+        self._last_event = max([self._last_event, *(e.id for e in events)])
 
     async def _read_rounds(self, events: Sequence[Event]) -> None:
         """Take in the samples of targets on which a round was finished."""
@@ -164,12 +235,12 @@ class Leadership:
             watched = self._watched.get(name or "")
             if watched is not None:
                 watched.evaluator.add_samples(await asyncio.to_thread(self._rounds_of, watched))
-                watched.due, watched.seen_at = True, time.time()
+                watched.news += 1
         self._rounds = frozenset(e.id for e in events)
 
     def _rounds_of(self, watched: _Watched) -> list[Sample]:
         with_rounds = [rule for rule in watched.evaluator.rules if rule.round_metrics]
-        recent, now, name = self._store.samples.recent, time.time(), watched.target.name
+        recent, now, name = self._store.samples.recent, self._clock.now(), watched.target.name
         return [s for rule in with_rounds for s in recent(name, rule.round_metrics, now - rule.rounds_s)]
 
     async def _on_observation(self, seen: Observation) -> None:
@@ -185,7 +256,8 @@ class Leadership:
             return
         self._store.samples.write(seen.samples)
         watched.evaluator.add_samples(seen.samples)
-        watched.due, watched.seen_at = True, time.time()
+        watched.news += 1
+        watched.waiting_since = watched.waiting_since or time.monotonic()
         wait = 0.0 if seen.target.kind == "external" else ANNOUNCE_S
         since = (watched.detector.last_good or seen.ts) - ANNOUNCE_S
         for finding in watched.detector.observe(seen):
@@ -209,7 +281,7 @@ class Leadership:
         while self._findings:
             target, finding, ts = self._findings[0]
 
-            def add(target: str = target, finding: Finding = finding, ts: float = ts) -> None:
+            def add(target: str | None = target, finding: Finding = finding, ts: float = ts) -> None:
                 self._store.events.add(
                     target, finding.kind, finding.message, severity=finding.severity, data=finding.data, ts=ts
                 )
@@ -238,8 +310,8 @@ def _counters(engine: str) -> frozenset[str]:
 
 def _rules_change(before: Target, after: Target) -> bool:
     """Whether windows have to be built anew for a changed target."""
-    return (before.time_scale, before.scrape_interval_s, before.engine) != (
-        after.time_scale,
-        after.scrape_interval_s,
-        after.engine,
-    )
+    return _how_read(before) != _how_read(after)
+
+
+def _how_read(target: Target) -> tuple[object, ...]:
+    return target.time_scale, target.scrape_interval_s, target.engine, target.source

@@ -143,20 +143,27 @@ def parse_families(text: str, url: str) -> list[Metric]:
 def read_scrape(
     families: Iterable[Metric], dialect: Dialect, target: str, ts: float, refused: Mapping[str, int] | None = None
 ) -> Scrape:
-    """Families as a scrape in canonical names; `refused` is what was left out before, why -> how many."""
+    """Families of one moment in canonical names; `refused` is what was left out before, why -> how many."""
     families = list(families)
-    found, info = canonical_samples(families, dialect, target, ts)
-    why: dict[str, int] = dict(refused or {})
-    samples = []
-    for sample in found:
-        if math.isinf(sample.value):
-            why["values are infinite"] = why.get("values are infinite", 0) + 1
-        elif sample.value < 0 and sample.metric in dialect.counters:
-            why["counters are negative"] = why.get("counters are negative", 0) + 1
-        else:
-            samples.append(sample)
+    samples, info = canonical_samples(families, dialect, target, ts)
+    kept, why = _vetted(samples, dialect)
     exposed = sum(len(family.samples) for family in families)
-    return Scrape(samples, info, missing(dialect, samples), why, exposed)
+    return Scrape(kept, info, missing(dialect, kept), {**(refused or {}), **why}, exposed)
+
+
+def _vetted(samples: list[Sample], dialect: Dialect) -> tuple[list[Sample], dict[str, int]]:
+    kept: list[Sample] = []
+    refused: dict[str, int] = {}
+    for sample in samples:
+        if math.isinf(sample.value):
+            why = f"{sample.metric} is infinite"
+        elif sample.value < 0 and sample.metric in dialect.counters:
+            why = f"the counter {sample.metric} is negative"
+        else:
+            kept.append(sample)
+            continue
+        refused[why] = refused.get(why, 0) + 1
+    return kept, refused
 
 
 async def scrape(

@@ -55,8 +55,9 @@ class Events:
         target: str | None = None,
         kinds: Iterable[str] | None = None,
         since: float | None = None,
+        after_id: int | None = None,
     ) -> list[Event]:
-        """Newest first; `since` is inclusive; `limit` None returns all that match."""
+        """Newest first; `since` is inclusive, `after_id` not; `limit` None returns all that match."""
         query = select(EventRow).order_by(EventRow.ts.desc(), EventRow.id.desc())
         if limit is not None:
             query = query.limit(limit)
@@ -66,6 +67,8 @@ class Events:
             query = query.where(EventRow.kind.in_(list(kinds)))
         if since is not None:
             query = query.where(EventRow.ts >= since)
+        if after_id is not None:
+            query = query.where(EventRow.id > after_id)
         with self._database.read() as session:
             return [_event(row) for row in session.scalars(query)]
 

@@ -29,8 +29,13 @@ def kinds(findings: list[Finding]) -> list[str]:
 
 
 def test_up_is_a_sample_of_every_attempt() -> None:
-    assert [s.value for s in bad(1.0, "gone").samples] == [0.0]
+    found = {s.metric: s.value for s in bad(1.0, "gone").samples}
+    assert found == {"up": 0.0, "scrape_duration_seconds": 0.0, "scrape_samples": 0.0}
     assert [(s.metric, s.value) for s in good(1.0, 5.0).samples][-1] == ("up", 1.0)
+
+
+def test_nothing_is_said_of_a_target_whose_prometheus_does_not_answer() -> None:
+    assert Observation(TARGET, 1.0, None, "no answer", known=False).samples == []
 
 
 def test_an_error_is_said_once_until_the_target_answers_again() -> None:

@@ -215,7 +215,7 @@ def test_fetch_limit_counts_decoded_bytes() -> None:
 
     async def go() -> None:
         transport = httpx.MockTransport(
-            lambda _: httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=body)
+            lambda _: httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(body))
         )
         async with httpx.AsyncClient(transport=transport) as client:
             await fetch(client, "http://h/metrics", timeout_s=20, max_bytes=1_000_000)
