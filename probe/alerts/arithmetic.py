@@ -23,6 +23,7 @@ from probe.alerts.expr import (
     Expr,
     Increase,
     Instant,
+    Leaf,
     Logical,
     Match,
     OverTime,
@@ -62,6 +63,8 @@ class Moment:
         self.now_ms = to_ms(now)
         self._lookback_ms = to_ms(lookback_s)
         self._tried = window.attempted_ms(self.now_ms)
+        self._leaves: dict[Leaf, Vector] = {}
+        self._parts: dict[int, tuple[Expr, Vector]] = {}
 
     def newest(self, series: Series, metric: str) -> float | None:
         """A series' value now; None when it is stale or too old."""
@@ -77,18 +80,39 @@ class Moment:
         return [s for s in self.window.series(metric) if self.newest(s, metric) is not None]
 
 
+    def value(self, expr: Expr) -> Vector:
+        """The vector of an expression, evaluated once; not to be changed.
+
+        Readings are told apart by what they say, what is made of them by identity: hashing a tree costs more than
+        evaluating it.
+        """
+        if isinstance(expr, Leaf):
+            vector = self._leaves.get(expr)
+            if vector is None:
+                vector = self._leaves[expr] = _evaluated(expr, self)
+            return vector
+        known = self._parts.get(id(expr))
+        if known is None:
+            known = self._parts[id(expr)] = (expr, _evaluated(expr, self))  # kept, so that its id stays its own
+        return known[1]
+
+
 def evaluate(expr: Expr, at: Moment) -> Vector:
     """The vector of an expression; empty where there is nothing to say."""
+    return at.value(expr)
+
+
+def _evaluated(expr: Expr, at: Moment) -> Vector:
     if isinstance(expr, Aggregate):
-        return _aggregate(expr, evaluate(expr.of, at))
+        return _aggregate(expr, at.value(expr.of))
     if isinstance(expr, Arithmetic | Compare):
-        left = evaluate(expr.left, at)
-        right = expr.right if isinstance(expr.right, float | int) else evaluate(expr.right, at)
+        left = at.value(expr.left)
+        right = expr.right if isinstance(expr.right, float | int) else at.value(expr.right)
         return _arithmetic(expr.op, left, right) if isinstance(expr, Arithmetic) else _compare(expr.op, left, right)
     if isinstance(expr, Logical):
-        return _logical(expr.op, evaluate(expr.left, at), evaluate(expr.right, at))
+        return _logical(expr.op, at.value(expr.left), at.value(expr.right))
     if isinstance(expr, ClampMin):
-        return {key: max(value, expr.least) for key, value in evaluate(expr.of, at).items()}
+        return {key: max(value, expr.least) for key, value in at.value(expr.of).items()}
     if isinstance(expr, Quantile):
         reading = quantile(expr.q, bucket_increases(expr.metric, expr.window_s, at))
         return {} if reading is None else {(): reading.value}
@@ -98,11 +122,11 @@ def evaluate(expr: Expr, at: Moment) -> Vector:
 def _leaf(expr: Instant | Increase | OverTime | Changes | Derivative, at: Moment) -> Vector:
     vector: Vector = {}
     for series in at.window.series(expr.metric):
-        if not matches(series.labels, expr.match):
+        if expr.match and not matches(series.labels, expr.match):
             continue
         value = _read(expr, series, at)
         if value is not None:
-            vector[tuple(sorted(series.labels.items()))] = value
+            vector[series.key] = value
     return vector
 
 
@@ -227,8 +251,8 @@ def _slope(series: Series, i: int, j: int) -> float:
 def _aggregate(expr: Aggregate, vector: Vector) -> Vector:
     groups: dict[Labels, list[float]] = {}
     for labels, value in vector.items():
-        known = dict(labels)
-        groups.setdefault(tuple((name, known[name]) for name in sorted(expr.by) if known.get(name)), []).append(value)
+        key = tuple(label for label in labels if label[0] in expr.by and label[1]) if expr.by else ()
+        groups.setdefault(key, []).append(value)
     if expr.how == "sum":
         return {key: sum(values) for key, values in groups.items()}
     pick = max if expr.how == "max" else min

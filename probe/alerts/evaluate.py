@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from probe.alerts import isolation, quality, words
@@ -66,9 +67,9 @@ class View:
         """Samples older than this are no data."""
         return stale_after(self.target.scrape_interval_s)
 
-    @property
+    @cached_property
     def moment(self) -> Moment:
-        """The samples as of now."""
+        """The samples as of now, each reading made once."""
         return Moment(self.window, self.now, self.stale_after_s)
 
 
@@ -134,7 +135,8 @@ def _value(rule: Rule, signal: ValueSignal, view: View) -> Outcome:
     breach = vector(rule.compared, at)
     floored = bool(breach) and signal.floor is not None and not vector(signal.floor, at)
     if signal.when is not None:
-        breach = {key: value for key, value in breach.items() if key in vector(signal.when, at)}
+        when = vector(signal.when, at)
+        breach = {key: value for key, value in breach.items() if key in when}
     verdict: Verdict = "ok" if not breach else "below_floor" if floored else "breach"
     key, value = _worst(rule, {key: values[key] for key in breach if key in values} or values)
     numerator, denominator = (_single(part, at) for part in (signal.numerator, signal.denominator))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from probe.alerts.arithmetic import matches
-from probe.alerts.evaluate import LIFECYCLE_KINDS, Outcome, View, evaluate
+from probe.alerts.evaluate import LIFECYCLE_KINDS, Outcome, View, evaluate, stale_after
 from probe.alerts.expr import Match, Quantile, leaves, metric_of
 from probe.alerts.rule import Rule, ValueSignal, scaled
 from probe.alerts.state import Progress, Transition, restore, step
@@ -25,7 +25,8 @@ class TargetEvaluator:
         self.target = target
         self.rules = [scaled(rule, target) for rule in rules]
         self.horizon_s = horizon_s(self.rules)
-        self.window = Window(horizons_s(self.rules), _keeps(self.rules))
+        least_s = max(LEAST_HORIZON_S, stale_after(target.scrape_interval_s))
+        self.window = Window(horizons_s(self.rules, least_s), _keeps(self.rules))
         self._events: dict[int, Event] = {}
         self._unseen: frozenset[int] = frozenset()
         self._progress = {rule.id: Progress() for rule in self.rules}
@@ -87,13 +88,13 @@ def horizon_s(rules: Iterable[Rule]) -> float:
     return max(LEAST_HORIZON_S, *spans)
 
 
-def horizons_s(rules: Sequence[Rule]) -> dict[str, float]:
-    """How far back the (scaled) rules look at each metric: rounds farther than what is scraped."""
+def horizons_s(rules: Sequence[Rule], least_s: float = LEAST_HORIZON_S) -> dict[str, float]:
+    """How far back the (scaled) rules look at each metric: rounds farther than what is scraped, `least_s` at least."""
     reach: dict[str, float] = {}
     for rule in rules:
         spans = {**rule.look_back_s, **dict.fromkeys(rule.round_metrics, rule.rounds_s)}
         for metric, span in spans.items():
-            reach[metric] = max(reach.get(metric, LEAST_HORIZON_S), span)
+            reach[metric] = max(reach.get(metric, least_s), span)
     return reach
 
 

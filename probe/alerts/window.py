@@ -16,6 +16,7 @@ Point = tuple[float, float]  # (Unix seconds, value)
 Labels = tuple[tuple[str, str], ...]
 
 _COMPACT_AT = 256
+_DROP_EVERY_MS = 5_000
 FAR_S = 1e12  # later than any sample
 
 
@@ -27,10 +28,11 @@ def to_ms(ts: float) -> int:
 class Series:
     """One series' points, oldest first, and where its value fell (a counter's resets)."""
 
-    __slots__ = ("_drops", "_start", "labels", "times", "values")
+    __slots__ = ("_drops", "_start", "key", "labels", "times", "values")
 
     def __init__(self, labels: Mapping[str, str], points: Iterable[Point] = ()) -> None:
         self.labels = dict(labels)
+        self.key: Labels = tuple(sorted(self.labels.items()))
         self.times = array("q")
         self.values = array("d")
         self._start = 0
@@ -84,7 +86,7 @@ class Series:
     def drop_before(self, ts_ms: int) -> None:
         """Forget points older than a time."""
         self._start = bisect_left(self.times, ts_ms, self._start)
-        if self._start > _COMPACT_AT and self._start * 2 > len(self.times):
+        if self._start > _COMPACT_AT and self._start * 8 > len(self.times):
             del self.times[: self._start]
             del self.values[: self._start]
             self._start = 0
@@ -104,7 +106,9 @@ class Window:
     ) -> None:
         self.horizons_s = dict(horizons_s)
         self._keeps = keeps
-        self._series: dict[str, dict[Labels, Series | None]] = {}
+        self._series: dict[str, dict[Labels, Series]] = {}
+        self._left_out: set[tuple[str, Labels]] = set()
+        self._dropped_ms = 0
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Take in samples; those of other metrics, or older than their series' newest, are left out."""
@@ -114,32 +118,37 @@ class Window:
                 continue
             key = tuple(sorted(sample.labels.items()))
             by_labels = self._series.setdefault(sample.metric, {})
-            if key not in by_labels:
-                kept = self._keeps is None or self._keeps(sample.metric, sample.labels)
-                by_labels[key] = Series(sample.labels) if kept else None
-            series = by_labels[key]
+            series = by_labels.get(key)
             if series is None:
-                continue
+                if (sample.metric, key) in self._left_out or not self._is_kept(sample, key):
+                    continue
+                series = by_labels[key] = Series(sample.labels)
             ts_ms = to_ms(sample.ts)
             series.append(ts_ms, sample.value)
             newest = max(newest, ts_ms)
-        if newest:
+        if newest - self._dropped_ms >= _DROP_EVERY_MS:
             self._drop_old(newest)
+            self._dropped_ms = newest
 
     def series(self, metric: str) -> list[Series]:
         """The series of a metric (none if it was never seen)."""
-        return [s for s in self._series.get(metric, {}).values() if s is not None]
+        return list(self._series.get(metric, {}).values())
 
     def attempted_ms(self, now_ms: int) -> int | None:
         """When the target was last tried, at or before a time: what that scrape did not bring is stale."""
         tried = [point[0] for s in self.series("up") if (point := s.at(now_ms)) is not None]
         return max(tried, default=None)
 
+    def _is_kept(self, sample: Sample, key: Labels) -> bool:
+        if self._keeps is None or self._keeps(sample.metric, sample.labels):
+            return True
+        self._left_out.add((sample.metric, key))
+        return False
+
     def _drop_old(self, newest_ms: int) -> None:
         for metric, by_labels in self._series.items():
             oldest = newest_ms - to_ms(self.horizons_s[metric])
             for key, series in list(by_labels.items()):
-                if series is not None:
-                    series.drop_before(oldest)
-                    if not series:
-                        del by_labels[key]
+                series.drop_before(oldest)
+                if not series:
+                    del by_labels[key]
