@@ -103,6 +103,8 @@ def _page(families: Iterable[Metric], dialect: Dialect) -> Page:
     for family in families:
         for sample in family.samples:
             name = usual_spelling(dialect, sample.name) if respell else sample.name
+            if family.type == "counter" and name not in wanted:
+                name = name.removesuffix("_total")  # the parser gives it to counters that do without
             if name in wanted and not math.isnan(sample.value):
                 page.setdefault(name, []).append((sample.labels, sample.value))
     models = {labels.get(dialect.model_label or "") for labels, _ in page.get(dialect.only_models_of or "", ())}

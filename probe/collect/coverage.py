@@ -100,8 +100,8 @@ def _row(
     on_page = [s for s in readable(dialect, metric) if _is_there(metric, s, names)]
     if on_page and (carried is None or any(n in carried for n in _series_names(metric))):
         source = on_page[0]
-        status: Status = "present" if source.until is None else "renamed"
-        return CoverageRow(canonical, status, source.name, _newer_name(metric, source), source.note, required)
+        newer = _newer_name(metric, source)
+        return CoverageRow(canonical, "renamed" if newer else "present", source.name, newer, source.note, required)
     unread = next((s for s in metric.sources if _is_there(metric, s, names)), None)
     if unread is not None and (reason := _why_unread(dialect, metric, unread, version)):
         return CoverageRow(canonical, "missing", unread.name, reason, unread.note, required)

@@ -36,7 +36,7 @@ def detect(families: Mapping[str, Metric]) -> Detection | None:
     for engine in ENGINES:
         dialect = load_dialect(engine)
         for prefix in dialect.prefixes:
-            own = sorted(name for name in names if name.startswith(prefix))
+            own = sorted(name for name in families if name.startswith(prefix) and not name.endswith("_created"))
             if own:
                 return _detection(dialect, prefix, own, names)
         if dialect.marks and names.issuperset(dialect.marks):
@@ -45,17 +45,10 @@ def detect(families: Mapping[str, Metric]) -> Detection | None:
 
 
 def exposed_families(families: Mapping[str, Metric]) -> frozenset[str]:
-    """Names as a dialect lists them: a counter with its `_total` where the page has it, a histogram without suffix."""
-    found = set()
-    for family in families.values():
-        samples = {sample.name for sample in family.samples}
-        found.add(family.name)
-        found |= {name for name in samples if name in (family.name, f"{family.name}_total")}
-        if family.type == "counter" and not samples:
-            found.add(f"{family.name}_total")
-        elif family.type == "counter" and family.name not in samples:
-            found.discard(family.name)
-    return frozenset(name for name in found if not name.endswith("_created"))
+    """Names as a dialect lists them; a counter with and without `_total`, because the parser hides which it had."""
+    counters = {f"{family.name}_total" for family in families.values() if family.type == "counter"}
+    names = {family.name for family in families.values()}
+    return frozenset(name for name in names | counters if not name.endswith("_created"))
 
 
 def _detection(dialect: Dialect, prefix: str, own: list[str], names: frozenset[str]) -> Detection:

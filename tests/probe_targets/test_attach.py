@@ -17,13 +17,14 @@ OURS = VLLM + '# TYPE kvoncall:kv_blocks gauge\nkvoncall:kv_blocks{state="free"}
 
 
 @pytest.fixture
-def serve() -> Iterator[dict[str, str]]:
+def site() -> Iterator[dict[str, str]]:
+    """Pages by path, and under "url" where they are; anything else is 404."""
     pages: dict[str, str] = {}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = pages["body"].encode()
-            self.send_response(200)
+            body = pages.get(self.path, "").encode()
+            self.send_response(200 if body else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -48,16 +49,16 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.mark.parametrize(("body", "engine"), [(VLLM, "vllm"), (OURS, "kvoncall")])
-def test_the_engine_is_told_by_its_metrics(serve: dict[str, str], store: Store, body: str, engine: str) -> None:
-    serve["body"] = body
-    target = attach_target(store, f"prod={serve['url']}/")
-    assert (target.name, target.url, target.engine, target.kind) == ("prod", serve["url"], engine, "external")
+def test_the_engine_is_told_by_its_metrics(site: dict[str, str], store: Store, body: str, engine: str) -> None:
+    site["/metrics"] = body
+    target = attach_target(store, f"prod={site['url']}/")
+    assert (target.name, target.url, target.engine, target.kind) == ("prod", site["url"], engine, "external")
     assert [t.name for t in store.targets.list()] == ["prod"]
 
 
-def test_without_a_name_the_address_is_the_name(serve: dict[str, str], store: Store) -> None:
-    serve["body"] = VLLM
-    assert attach_target(store, serve["url"]).name == serve["url"].removeprefix("http://")
+def test_without_a_name_the_address_is_the_name(site: dict[str, str], store: Store) -> None:
+    site["/metrics"] = VLLM
+    assert attach_target(store, site["url"]).name == site["url"].removeprefix("http://")
 
 
 @pytest.mark.parametrize("spec", ["", "localhost:8000", "ftp://127.0.0.1", "http://127.0.0.1:99999", "x=http://:80"])
@@ -72,11 +73,11 @@ def test_what_is_no_address_is_refused(store: Store, spec: str) -> None:
     ("body", "says"), [("# TYPE go_goroutines gauge\ngo_goroutines 3.0\n", "none of an engine known"), ("{", "format")]
 )
 def test_other_pages_are_refused_and_nothing_is_registered(
-    serve: dict[str, str], store: Store, body: str, says: str
+    site: dict[str, str], store: Store, body: str, says: str
 ) -> None:
-    serve["body"] = body
+    site["/metrics"] = body
     with pytest.raises(TargetError, match=says):
-        attach_target(store, serve["url"])
+        attach_target(store, site["url"])
     assert store.targets.list() == []
 
 
@@ -98,3 +99,73 @@ def test_traffic_is_measured_over_the_look_back(store: Store) -> None:
     assert traffic["peak_running"] == 9
     assert traffic["prompt_tokens_mean"] == 100.0  # 2,000 tokens over 20 finished requests
     assert "output_tokens_mean" not in traffic  # never measured
+
+
+SGLANG = '# TYPE sglang_num_running_reqs gauge\nsglang_num_running_reqs{model_name="m",tp_rank="0"} 1.0\n'
+TGI = "# TYPE tgi_queue_size gauge\ntgi_queue_size 1.0\n"
+TRITON = '# TYPE nv_trt_llm_request_metrics gauge\nnv_trt_llm_request_metrics{model="m",request_type="active"} 1\n'
+TRTLLM = '# TYPE trtllm_kv_cache_utilization gauge\ntrtllm_kv_cache_utilization{model_name="m"} 0.5\n'
+
+
+@pytest.mark.parametrize(
+    ("engine", "pages", "version", "path"),
+    [
+        ("vllm", {"/metrics": VLLM, "/version": '{"version": "0.33.0"}'}, "0.33.0", ""),
+        ("kvoncall", {"/metrics": OURS, "/version": '{"version": "0.1.0"}'}, "0.1.0", ""),
+        ("sglang", {"/metrics": SGLANG, "/get_server_info": '{"version": "0.5.23"}'}, "0.5.23", ""),
+        ("tgi", {"/metrics": TGI, "/info": '{"version": "3.3.7"}'}, "3.3.7", ""),
+        ("triton", {"/metrics": TRITON}, None, ""),
+        (
+            "tensorrt-llm",
+            {"/metrics": "[]", "/prometheus/metrics": TRTLLM, "/version": '{"version": "1.3.0rc5"}'},
+            "1.3.0rc5",
+            "/prometheus/metrics",
+        ),
+    ],
+)
+def test_every_engine_is_attached_with_its_version_and_coverage(
+    site: dict[str, str], store: Store, engine: str, pages: dict[str, str], version: str | None, path: str
+) -> None:
+    site.update(pages)
+    target = attach_target(store, f"prod={site['url']}")
+    assert (target.engine, target.url) == (engine, site["url"] + path)
+    assert target.facts.get("version") == version
+    report = target.facts["coverage"]
+    assert (report["engine"], report["version"]) == (engine, version)
+    assert (report["assumed"] is not None) == (version is None)
+    read = [row["canonical"] for row in report["rows"] if row["status"] in ("present", "renamed")]
+    assert read
+    assert target.facts.get("spelling") == ("sglang_" if engine == "sglang" else None)
+
+
+def test_attaching_again_keeps_what_was_learned_before(site: dict[str, str], store: Store) -> None:
+    site["/metrics"] = VLLM
+    store.targets.upsert("prod", url=site["url"], kind="external", facts={"model": "m"})
+    target = attach_target(store, f"prod={site['url']}")
+    assert target.facts["model"] == "m"
+    assert "coverage" in target.facts
+
+
+@pytest.mark.parametrize("answer", ["{", "[]", '{"version": 3}', '{"versions": "1"}'])
+def test_a_server_that_tells_no_version_is_attached_without(site: dict[str, str], store: Store, answer: str) -> None:
+    site.update({"/metrics": VLLM, "/version": answer})
+    assert "version" not in attach_target(store, site["url"]).facts
+
+
+def test_what_cannot_be_reached_as_configured_is_one_sentence(
+    site: dict[str, str], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site["/metrics"] = VLLM
+    monkeypatch.delenv("KV_TOKEN", raising=False)
+    with pytest.raises(TargetError, match="KV_TOKEN is empty"):
+        attach_target(store, site["url"], {"bearer_env": "KV_TOKEN"})
+    assert store.targets.list() == []
+    monkeypatch.setenv("KV_TOKEN", "secret")
+    target = attach_target(store, site["url"], {"bearer_env": "KV_TOKEN"})
+    assert target.options == {"bearer_env": "KV_TOKEN"}
+    assert "secret" not in repr(target)
+
+
+def test_a_server_without_metrics_is_said_to_have_none(site: dict[str, str], store: Store) -> None:
+    with pytest.raises(TargetError, match=r"/metrics answered HTTP 404"):
+        attach_target(store, site["url"])
