@@ -31,6 +31,7 @@ def apply_retention(store: Store, now: float | None = None) -> int:
     deleted = store.samples.prune(raw_since)
     store.rollups.prune(now - _days(store, "minute_retention_days"), now - _days(store, "hour_retention_days"))
     deleted += _trim(store, now)
+    store.samples.prune_series()
     store.reclaim()
     return deleted
 

@@ -157,7 +157,7 @@ def _following(
     hour = minute // 60
     first = select(MinuteRow.series_id, func.min(MinuteRow.minute)).group_by(MinuteRow.series_id)
     same_hour = first.where(MinuteRow.hour == hour, MinuteRow.series_id.in_(counters), MinuteRow.minute > minute)
-    found = dict(session.execute(same_hour).tuples().all())
+    found = {row[0]: row[1] for row in session.execute(same_hour)}
     yield from found.items()
     unfinished = range(max(hour + 1, progress.hours_until), progress.minutes_until // 60 + 1)
     for series_id in (i for i in counters if i not in found):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -18,10 +17,12 @@ from probe.store.records import Sample, StoreError
 from probe.store.rollups import ROWS_A_CALL
 from probe.store.settings import Settings
 from probe.store.stretches import MINUTE_S, read_stretches
-from probe.store.writer import PendingSample, Writer
+from probe.store.writer import PendingSample, SeriesKey, Writer
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MAX_KEYS = 500_000
 
 _LABELS = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -34,6 +35,7 @@ class Samples:
         self._writer = writer
         self._settings = settings
         self._target_ids: dict[str, int] = {}
+        self._keys: dict[tuple[Any, ...], SeriesKey] = {}  # by target, metric and labels as they come
 
     def write(self, samples: Iterable[Sample]) -> None:
         """Queue samples for the next batch and return; `flush` waits for it.
@@ -50,15 +52,20 @@ class Samples:
         self._write(samples, kept=self._settings.shared("series_in_store") == "all")
 
     def _write(self, samples: Iterable[Sample], *, kept: bool) -> None:
-        self._writer.add(
-            [
-                PendingSample(
-                    self._target_id(s.target), s.metric, canonical_labels(s.labels), to_ms(s.ts), float(s.value), kept
-                )
-                for s in samples
-                if not math.isnan(s.value)
-            ]
-        )
+        pending = []
+        for sample in samples:
+            if sample.value == sample.value:  # not NaN
+                key = (sample.target, sample.metric, *sample.labels.items())
+                series = self._keys.get(key) or self._series_key(sample, key)
+                pending.append(PendingSample(series, to_ms(sample.ts), float(sample.value), kept))
+        self._writer.add(pending)
+
+    def _series_key(self, sample: Sample, key: tuple[Any, ...]) -> SeriesKey:
+        series = SeriesKey(self._target_id(sample.target), sample.metric, canonical_labels(sample.labels))
+        if len(self._keys) >= MAX_KEYS:
+            self._keys.clear()
+        self._keys[key] = series
+        return series
 
     def flush(self) -> None:
         """Return once everything written so far is committed; raises `StoreError` if it cannot be."""
@@ -140,13 +147,16 @@ class Samples:
     def prune(self, before: float) -> int:
         """Delete raw samples of minutes that ended before `before` (Unix seconds) and are rolled up; returns how many.
 
-        Series of which nothing is left go too. Short transactions, so that nobody waits long for the write lock.
+        Short transactions, so that nobody waits long for the write lock.
         """
         deleted = 0
         while (count := self._writer.call(partial(_prune_oldest, before=int(before // MINUTE_S)))) is not None:
             deleted += count
-        self._writer.call(_prune_series)
         return deleted
+
+    def prune_series(self) -> None:
+        """Delete series of which neither a sample nor a rollup is left."""
+        self._writer.call(_prune_series)
 
     def _series(
         self, target: str, metrics: tuple[str, ...], labels: Mapping[str, str]

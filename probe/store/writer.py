@@ -13,7 +13,6 @@ import logging
 import queue
 import threading
 import time
-from collections import ChainMap
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from probe.store.raw import insert_samples, is_counter, note_newest
 from probe.store.records import StoreError
 
 BATCH_DELAY_S = 0.2
-BATCH_ROWS = 5_000
+BATCH_ROWS = 20_000
 MAX_PENDING_ROWS = 500_000
 RETRY_S = (0.5, 1.0, 2.0, 5.0)
 
@@ -36,15 +35,18 @@ log = logging.getLogger("kvoncall.store")
 T = TypeVar("T")
 
 
-class PendingSample(NamedTuple):
-    """A sample on its way: `labels` is canonical JSON, `ts_ms` integer milliseconds.
-
-    `kept` False: only remembered as the newest of its series.
-    """
+class SeriesKey(NamedTuple):
+    """What makes a series: `labels` is canonical JSON."""
 
     target_id: int
     metric: str
     labels: str
+
+
+class PendingSample(NamedTuple):
+    """A sample on its way: `ts_ms` integer milliseconds; `kept` False: only remembered as the newest of its series."""
+
+    series: SeriesKey
     ts_ms: int
     value: float
     kept: bool = True
@@ -74,7 +76,7 @@ class Writer:
         self._database = database
         self._queue: queue.SimpleQueue[list[PendingSample] | _Call | None] = queue.SimpleQueue()
         self._pending: list[PendingSample] = []
-        self._series: dict[tuple[int, str, str], int] = {}
+        self._series: dict[SeriesKey, int] = {}
         self._trouble: _Trouble | None = None
         self._next_write = float("inf")
         self._closed = False
@@ -198,22 +200,26 @@ class Writer:
         self._trouble = None
         self._next_write = float("inf")
 
-    def _write(self, connection: Connection, batch: list[PendingSample]) -> dict[tuple[int, str, str], int]:
+    def _write(self, connection: Connection, batch: list[PendingSample]) -> dict[SeriesKey, int]:
         """Write the batch; returns the series ids learned, to be kept once this is committed."""
-        found: dict[tuple[int, str, str], int] = {}
-        missing = {s[:3] for s in batch if s[:3] not in self._series}
+        found: dict[SeriesKey, int] = {}
+        known = self._series
+        missing = {sample.series for sample in batch if sample.series not in known}
         if missing:
             found = _register_series(connection, missing)
-        known = ChainMap(found, self._series)
+            known = known | found
         # The last value wins where a series has two at one time; one statement may not touch a row twice.
-        kept = {(known[s[:3]], s[3]): s[4] for s in batch if s[5]}
+        kept: dict[tuple[int, int], float] = {}
+        newest: dict[int, tuple[int, float]] = {}
+        for series, ts_ms, value, is_kept in batch:
+            series_id = known[series]
+            if is_kept:
+                kept[series_id, ts_ms] = value
+            before = newest.get(series_id)
+            if before is None or ts_ms >= before[0]:
+                newest[series_id] = (ts_ms, value)
         if kept:
             insert_samples(connection, kept)
-        newest: dict[int, tuple[int, float]] = {}
-        for sample in batch:
-            series_id = known[sample[:3]]
-            if series_id not in newest or sample[3] >= newest[series_id][0]:
-                newest[series_id] = (sample[3], sample[4])
         note_newest(connection, newest)
         return found
 
@@ -233,14 +239,14 @@ class Writer:
         self._next_write = time.monotonic() + RETRY_S[min(trouble.attempts, len(RETRY_S)) - 1]
 
 
-def _register_series(connection: Connection, keys: set[tuple[int, str, str]]) -> dict[tuple[int, str, str], int]:
+def _register_series(connection: Connection, keys: set[SeriesKey]) -> dict[SeriesKey, int]:
     table = cast("Table", SeriesRow.__table__)
     rows = [{"target_id": t, "metric": m, "labels": lb, "counter": is_counter(m)} for t, m, lb in sorted(keys)]
     upsert(connection, table, rows, key=("target_id", "metric", "labels"), keep=True)
     query = select(SeriesRow.target_id, SeriesRow.metric, SeriesRow.labels, SeriesRow.id).where(
-        SeriesRow.target_id.in_({key[0] for key in keys})
+        SeriesRow.target_id.in_({key.target_id for key in keys})
     )
-    return {(t, m, labels): series_id for t, m, labels, series_id in connection.execute(query)}
+    return {SeriesKey(t, m, labels): series_id for t, m, labels, series_id in connection.execute(query)}
 
 
 def _report(connection: Connection, trouble: _Trouble, *, late: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from probe.store import Sample, Store, StoreError
 from probe.store.database import FILE_NAME
-from probe.store.writer import PendingSample, Writer
+from probe.store.writer import PendingSample, SeriesKey, Writer
 
 NOW = 1_800_000_000.0
 Child = Callable[..., subprocess.Popen[str]]
@@ -65,7 +65,7 @@ def test_refused_samples_do_not_block_later_ones(store: Store, wait_until: Wait)
     """Rows the database will never take (here: of no target) are counted as lost, in an event."""
     store.targets.upsert("e", url="http://x", kind="external")
     writer: Writer = store._writer
-    writer.add([PendingSample(999, "up", "{}", 1, 1.0)])
+    writer.add([PendingSample(SeriesKey(999, "up", "{}"), 1, 1.0)])
     with pytest.raises(StoreError, match=r"(?i)foreign key"):
         store.flush()
     with pytest.raises(StoreError):
