@@ -17,6 +17,7 @@ st.html(
 st.navigation(
     [
         st.Page("app_pages/overview.py", title="Overview", icon=":material/monitor_heart:", default=True),
+        st.Page("app_pages/targets.py", title="Targets", icon=":material/dns:"),
         st.Page("app_pages/engine.py", title="Engine", icon=":material/memory:"),
         st.Page("app_pages/incidents.py", title="Incidents", icon=":material/science:"),
         st.Page("app_pages/isolation.py", title="Isolation", icon=":material/lock_person:"),

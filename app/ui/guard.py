@@ -21,12 +21,22 @@ from engine.config import ConfigError
 from probe.alerts.backtest import BacktestError
 from probe.replay.scenario import ReplayError
 from probe.store import StoreError
+from probe.targets import TargetError
 from runbooks.load import RunbookError
 
 P = ParamSpec("P")
 log = logging.getLogger("kvoncall.app")
 
-_EXPECTED = (AppError, BacktestError, StoreError, ReplayError, RunbookError, ConfigError, EngineUnreachableError)
+_EXPECTED = (
+    AppError,
+    BacktestError,
+    ConfigError,
+    EngineUnreachableError,
+    ReplayError,
+    RunbookError,
+    StoreError,
+    TargetError,
+)
 
 
 def sentence(error: Exception) -> str:

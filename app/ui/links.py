@@ -12,6 +12,7 @@ PAGES = {
     "incidents": "app_pages/incidents.py",
     "quality": "app_pages/quality.py",
     "isolation": "app_pages/isolation.py",
+    "targets": "app_pages/targets.py",
     "alerts": "app_pages/alerts.py",
     "backtest": "app_pages/backtest.py",
     "runbooks": "app_pages/runbooks.py",

@@ -52,7 +52,7 @@ def show_now() -> None:
     if not targets:
         st.info(
             "No target is watched yet: start the embedded engine on the Engine page, "
-            "or attach a server with `kvoncall watch --target URL`."
+            "or attach a server on the Targets page."
         )
     else:
         show_targets(targets, now)

@@ -1,0 +1,5 @@
+"""Targets page."""
+
+from app.ui.targets_page import render
+
+render()
