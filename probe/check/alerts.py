@@ -53,7 +53,7 @@ def check_alerts(subject: Subject) -> Iterator[Finding]:
 def _silent(subject: Subject) -> Iterator[Finding]:
     """`count(up == 1) < N` has no result when nothing is up, `sum(up) == 0` none when discovery finds nothing."""
     for comparison in subject.comparisons:
-        aggregate = _first_count(comparison.value) if comparison.op in _BELOW else None
+        aggregate = _first_count(subject, comparison.value) if comparison.op in _BELOW else None
         if aggregate is None or _is_covered(subject, aggregate):
             continue
         name = uses(aggregate)[0].name
@@ -71,13 +71,13 @@ def _silent(subject: Subject) -> Iterator[Finding]:
         return
 
 
-def _first_count(value: Any) -> Any | None:
-    """The first aggregation over `up`, or count of series, that nothing stands in for when it is empty."""
+def _first_count(subject: Subject, value: Any) -> Any | None:
+    """The first aggregation over `up`, or count of an engine's series, that nothing stands in for when it is empty."""
     for node, path in walk(value):
         if not isinstance(node, promql.AggregateExpr) or operator(node) not in _COUNTING:
             continue
         names = {use.name for use in uses(node)}
-        counted = operator(node) == "count" and "" not in names
+        counted = operator(node) == "count" and all(subject.meaning(use).engine for use in uses(node))
         if names != {"up"} and not counted:
             continue
         return None if any(operator(above) == "or" for above in path) else node
@@ -220,7 +220,10 @@ def _windows(value: Any) -> set[str]:
 def _no_runbook(subject: Subject) -> Iterator[Finding]:
     if any(subject.query.annotations.get(key, "").strip() for key in _RUNBOOK_KEYS):
         return
+    recorded = subject.file.recorded
     names = [subject.meaning(use).canonical or use.name for use in subject.uses]
+    if all(subject.meaning(use).status == "foreign" and use.name not in ("up", *recorded) for use in subject.uses):
+        return
     ours = next((_OUR_RUNBOOKS[name] for name in names if name in _OUR_RUNBOOKS), "")
     yield subject.finding(
         "no-runbook",

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client import Metric
 
 from probe.check.check import Checked, check_files
 from probe.check.engines import live_labels, vocabulary
 from probe.check.finding import ERROR, INFO, RANK, WARNING
 from probe.check.subject import Settings
 from probe.check.vocabulary import Vocabulary
-from probe.collect.scrape import ScrapeError, fetch, metrics_url, parse_families
+from probe.collect.exposition import ExpositionReader
+from probe.collect.scrape import ScrapeError, get, metrics_url
 from probe.dialects import ENGINES, DialectError
-from probe.dialects.detect import detect
 
 Progress = Callable[[str], None]
 
@@ -104,20 +106,26 @@ def _of_dialects(given: Iterable[str]) -> tuple[Vocabulary, list[str]]:
 
 
 def _of_target(url: str) -> tuple[Vocabulary, list[str]]:
-    page = metrics_url(url)
+    """What the server at `url` exposes now, on top of what its version is known to."""
+    from probe.targets import TargetError, look_at  # brings the store along
+
     try:
-        families = parse_families(asyncio.run(_read(page)).decode("utf-8", "replace"), page)
-    except ScrapeError as error:
+        look = look_at(url)
+        families = asyncio.run(_families(metrics_url(look.url)))
+    except (TargetError, ScrapeError) as error:
         raise CheckError(str(error)) from None
-    found = detect({family.name: family for family in families})
-    if found is None:
-        raise CheckError(f"{page} shows the metrics of no engine that is known here")
-    return vocabulary({found.engine: found.version}, live_labels(families))
+    engine, fitting = look.detection.engine, look.detection.versions
+    version = look.version or (fitting[-1] if fitting else None)
+    known, notes = vocabulary({engine: version}, live_labels(families))
+    if look.version is None:
+        notes.append(f"{url} does not tell its version: {engine} {known.engines[engine].version} is taken.")
+    return known, notes
 
 
-async def _read(url: str) -> bytes:
-    async with httpx.AsyncClient() as client:
-        return await fetch(client, url, timeout_s=_TIMEOUT_S)
+async def _families(page: str) -> list[Metric]:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        answer = await get(client, page, timeout_s=_TIMEOUT_S)
+    return list(ExpositionReader().read(answer.body, answer.content_type, page, time.time()).families)
 
 
 def _value(
@@ -127,7 +135,7 @@ def _value(
     return {
         "files": [str(path) for path in paths],
         "queries": checked.queries,
-        "against": {name: engine.version for name, engine in known.engines.items()},
+        "against": known.met,
         "target": options.target,
         "notes": notes,
         "unreadable": checked.errors,
@@ -149,8 +157,13 @@ def text(value: dict[str, Any]) -> str:
             lines.append(f"    corrected: {' '.join(finding['corrected'].split())}")
     counts = value["counts"]
     named = [(counts["error"], "error"), (counts["warning"], "warning"), (counts["info"], "note")]
-    found = ", ".join(f"{count} {word}{'s' * (count != 1)}" for count, word in named if count) or "nothing wrong"
-    against = value["target"] or ", ".join(f"{name} {version}" for name, version in value["against"].items())
-    files = len(value["files"])
-    lines.append(f"{value['queries']} expressions in {files} file{'s' * (files != 1)} against {against}: {found}.")
+    found = ", ".join(_counted(count, word) for count, word in named if count) or "nothing wrong"
+    engines = ", ".join(f"{name} {version}" for name, version in value["against"].items()) or "no engine's metrics"
+    against = f"{value['target']} ({engines})" if value["target"] else engines
+    queries, files = (_counted(value["queries"], "expression"), _counted(len(value["files"]), "file"))
+    lines.append(f"{queries} in {files} against {against}: {found}.")
     return "\n".join(lines)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"

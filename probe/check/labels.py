@@ -110,7 +110,7 @@ def _grouped_labels(node: Any) -> list[tuple[str, str]]:
 
 def _wrong(subject: Subject, meaning: Resolution, label: str) -> str | None:
     """None if nothing is wrong with the label; else the label that is meant, or "" if none is known."""
-    if label == "__name__" or is_variable(label) or meaning.engine is None or meaning.status == "foreign":
+    if label == "__name__" or is_variable(label) or meaning.engine is None or meaning.status in ("gone", "future"):
         return None
     labels = subject.vocabulary.labels_of(meaning)
     if labels is None or label in labels:

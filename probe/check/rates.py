@@ -49,15 +49,17 @@ def _rate_on_gauge(subject: Subject) -> Iterator[Finding]:
 
 
 def _counter_without_rate(subject: Subject) -> Iterator[Finding]:
-    told: set[str] = set()
+    """One finding for each metric; the text is corrected for all of them at once."""
+    found: dict[str, Use] = {}
     for use in subject.uses:
         meaning = subject.meaning(use)
-        if not meaning.grows or meaning.part == "_created" or use.name in told or not _value_counts(use):
+        if not meaning.grows or meaning.part == "_created" or not _value_counts(use):
             continue
-        if use.function in _COUNTER_FUNCTIONS or _inside_rate(use):
-            continue
-        told.add(use.name)
-        kind = "a bucket of a histogram" if meaning.part == "_bucket" else "a counter"
+        if use.function not in _COUNTER_FUNCTIONS and not _inside_rate(use):
+            found.setdefault(use.name, use)
+    corrected = _with_rates(subject, list(found.values()))
+    for name, use in found.items():
+        kind = "a bucket of a histogram" if subject.meaning(use).part == "_bucket" else "a counter"
         how = (
             f"{use.function}() of it is wrong after every restart"
             if use.function
@@ -65,10 +67,10 @@ def _counter_without_rate(subject: Subject) -> Iterator[Finding]:
         )
         yield subject.finding(
             "no-rate-on-counter",
-            f"{use.name} is {kind}: {how}, not what happens now.",
-            f"rate({use.name}[{subject.rate_window}]), or increase() for a number in a window",
-            at=use.name,
-            corrected=_with_rate(subject, use),
+            f"{name} is {kind}: {how}, not what happens now.",
+            f"rate({name}[{subject.rate_window}]), or increase() for a number in a window",
+            at=name,
+            corrected=corrected,
         )
 
 
@@ -92,15 +94,15 @@ def _inside_rate(use: Use) -> bool:
     )
 
 
-def _with_rate(subject: Subject, use: Use) -> str | None:
-    if use.path and isinstance(use.path[-1], promql.MatrixSelector):
-        return None
-    window = subject.rate_window
+def _with_rates(subject: Subject, wanting: list[Use]) -> str | None:
+    """The text with a rate around each metric, where each stands once and without a window of its own."""
     text = str(subject.query.text)
-    pattern = re.compile(rf"(?<![\w:]){re.escape(use.name)}(?![\w:])(\s*\{{(?:[^{{}}\"']|\"[^\"]*\"|'[^']*')*\}})?")
-    if use.selector.offset is not None or len(pattern.findall(text)) != 1:
-        return None
-    return pattern.sub(lambda match: f"rate({match[0]}[{window}])", text)
+    for use in wanting:
+        pattern = re.compile(rf"(?<![\w:]){re.escape(use.name)}(?![\w:])(\s*\{{(?:[^{{}}\"']|\"[^\"]*\"|'[^']*')*\}})?")
+        if use.function or use.selector.offset is not None or len(pattern.findall(text)) != 1:
+            return None
+        text = pattern.sub(lambda match: f"rate({match[0]}[{subject.rate_window}])", text)
+    return text
 
 
 def _rate_of_a_sum(subject: Subject) -> Iterator[Finding]:

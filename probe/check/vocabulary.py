@@ -70,8 +70,11 @@ class Engine:
 
 @dataclass(frozen=True)
 class Resolution:
-    """What a name means. `status`: live, gated, hidden, gone, future, unknown, missing-total, bare-histogram,
-    prefix (of no engine, though near to one's), stranger (the same, near to nothing), neighbour or foreign."""
+    """What a name means; `era` is the last one where the metric is gone.
+
+    `status`: live, gated, hidden, gone, future, unknown, missing-total, bare-histogram,
+    prefix (of no engine, though near to one's), stranger (the same, near to nothing), neighbour or foreign.
+    """
 
     name: str
     status: str
@@ -161,6 +164,12 @@ class Vocabulary:
                 return engine_
         return None
 
+    @property
+    def met(self) -> dict[str, str]:
+        """The engines whose metrics were asked about or that the user named, and their versions."""
+        seen = {resolved.engine.name for resolved in self._resolved.values() if resolved.engine is not None}
+        return {name: engine.version for name, engine in self.engines.items() if name in seen | self.chosen}
+
     def engine_of_pattern(self, pattern: str) -> Engine | None:
         """The engine whose prefix a regular expression of names begins with."""
         return next(
@@ -226,7 +235,7 @@ def _in_engine(name: str, engine: Engine) -> Resolution:
         status = "gone" if all(era.last < engine.at for era in engine.metrics[base]) else "future"
         part = "" if part == "_total_missing" else part
         instead = _successor(base, engine)
-        return Resolution(name, status, engine, base, part, None, instead=instead and instead + part)
+        return Resolution(name, status, engine, base, part, _any_era(engine, base), instead=instead and instead + part)
     instead = REPLACED[name].name if name in REPLACED else _nearest(name, engine)
     return Resolution(name, "unknown", engine, "", "", None, instead=instead)
 

@@ -111,7 +111,8 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
     "seconds-scale": [
         ("rule", f"{P99} > 2000", f"{P99} > 2"),
         ("rule", f"{P99} * 1000 > 2", f"{P99} * 1000 > 2000"),
-        ("rule", f"rate({ITL}_sum[5m]) / rate({ITL}_count[5m]) > 50", f"rate({ITL}_sum[5m]) / rate({ITL}_count[5m]) > 0.05"),
+        ("rule", f"rate({ITL}_sum[5m]) / rate({ITL}_count[5m]) > 50",
+         f"rate({ITL}_sum[5m]) / rate({ITL}_count[5m]) > 0.05"),
     ],
     "average-hides-full": [
         ("rule", "avg(vllm:kv_cache_usage_perc) > 0.9", "max(vllm:kv_cache_usage_perc) > 0.9"),
