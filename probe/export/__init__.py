@@ -1,0 +1,1 @@
+"""What kvoncall gives to Prometheus, Alertmanager and Grafana: rules, routes, boards, and the tests that prove them."""

@@ -1,0 +1,210 @@
+"""Canonical series as selectors of one engine's version: the names, matchers and units that PromQL needs.
+
+A target is one (job, instance), as everywhere. What a version does not expose raises `NotExposedError` with the
+reason: whoever exports leaves that rule or panel out and says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from probe.alerts.expr import Match
+from probe.dialects import Dialect, Source, canonical_names
+from probe.dialects.model import HISTOGRAM_SUFFIXES, base_name
+
+TARGET_LABELS = ("job", "instance")
+# Written by Prometheus itself, or by kvoncall's own /metrics.
+UP, RULE_BREACH = "up", "kvoncall_rule_breach"
+
+
+class ExportError(ValueError):
+    """What was asked for cannot be exported; the message is one sentence for the user."""
+
+
+class NotExposedError(Exception):
+    """An engine's version has no such metric; the message is the reason, without a full stop."""
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A canonical series as exposed: its value is the selector's times `factor`, over that of `over`.
+
+    `ignoring`: labels that tell the two apart. `only_with`: only where this selector, of equal `only_with_on` labels,
+    has a series too.
+    """
+
+    selector: str
+    factor: float = 1.0
+    over: str | None = None
+    ignoring: tuple[str, ...] = ()
+    only_with: str | None = None
+    only_with_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of a dialect's version. `jobs`: Prometheus jobs of its targets, () for any (but see `select`).
+
+    `matchers` go into every selector of the engine. What had to be known to read the result collects in `notes`.
+    """
+
+    dialect: Dialect
+    version: str | None = None
+    jobs: tuple[str, ...] = ()
+    matchers: tuple[str, ...] = ()
+    by_model: bool = False
+    notes: dict[str, str] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.by_model and self.dialect.model_label is None:
+            raise ExportError(f"The metrics of {self.dialect.engine} carry no model label: leave --by model out.")
+
+    @property
+    def own_jobs(self) -> tuple[str, ...]:
+        """The jobs of the targets; the engine's name where none was given."""
+        return self.jobs or (self.dialect.engine,)
+
+    def labels(self, by: Iterable[str]) -> tuple[str, ...]:
+        """Exposed labels to aggregate by: the target's, the model's where asked for, and those of `by`."""
+        model = (self.dialect.model_label or "",) if self.by_model else ()
+        found = (*TARGET_LABELS, *model, *(label for name in by if (label := self.exposed_label(name))))
+        return tuple(dict.fromkeys(found))
+
+    def select(self, canonical: str, match: Match = ()) -> Selected:
+        """The selector of a canonical series (a histogram's with its suffix)."""
+        if canonical == UP:
+            return Selected(_selector(UP, [job_matcher(self.own_jobs), *self.matchers, *_matchers(match)]))
+        if canonical == RULE_BREACH:
+            return Selected(_selector(RULE_BREACH, _matchers(match)))
+        source, suffix = self.source(canonical)
+        factor = 1.0 if suffix in ("_bucket", "_count") else source.factor
+        found = Selected(self._exposed(source, suffix, match), factor)
+        if source.over is not None:
+            over = self._exposed(source.over, "", ())
+            ignoring = tuple(sorted({*source.match, *source.over.match}))
+            found = dataclasses.replace(found, over=over, ignoring=ignoring)
+        only = self.dialect.only_models_of
+        if only and source.name != only and (model := self.dialect.model_label) in self._labels_of(source.name):
+            found = dataclasses.replace(
+                found, only_with=_selector(only, self._common()), only_with_on=(*TARGET_LABELS, model or "")
+            )
+        return found
+
+    def exposed_name(self, canonical: str) -> str:
+        """The name of a canonical metric in this version, for people."""
+        return self.source(canonical)[0].name
+
+    def exposed_label(self, canonical: str) -> str | None:
+        """The exposed name of a canonical label; None for one that the engine does not have."""
+        if canonical == "model_name":
+            return self.dialect.model_label
+        if canonical == "engine":
+            return self.dialect.engine_label
+        renamed = next((s.labels for m in self.dialect.metrics for s in m.sources if s.labels), {})
+        return next((exposed for exposed, name in renamed.items() if name == canonical), canonical)
+
+    def carries(self, canonical: str, label: str) -> bool:
+        """Whether the series of a canonical metric have a canonical label.
+
+        Where metrics are told by rank, they are told by replica too as soon as there are several.
+        """
+        labels = self._labels_of(self.source(canonical)[0].name)
+        by_rank = label == "engine" and any(rank in labels for rank in self.dialect.ranks)
+        return by_rank or self.exposed_label(label) in labels
+
+    def has(self, canonical: str) -> bool:
+        """Whether the version exposes a canonical series."""
+        try:
+            self.select(canonical)
+        except NotExposedError:
+            return False
+        return True
+
+    def live(self, canonical: str) -> bool:
+        """Whether a counter moves while a request runs, not only when it ends."""
+        return not self.source(canonical)[0].at_finish
+
+    def source(self, canonical: str) -> tuple[Source, str]:
+        """Where a canonical series is read, and its suffix if it is a histogram's."""
+        base, suffix = split_histogram(canonical)
+        source = self.dialect.source_at(base, self.version)
+        if source is None:
+            raise NotExposedError(self._why_missing(base))
+        if source.factor_info is not None:
+            raise NotExposedError(f"{source.name} counts in units of {source.factor_info}, which PromQL cannot convert")
+        if source.gate:
+            self.notes[f"{source.name} (gate)"] = f"{source.name} is there only with {source.gate}"
+        if source.note:
+            self.notes[source.name] = f"{source.name}: {source.note}"
+        return source, suffix
+
+    def _why_missing(self, canonical: str) -> str:
+        known = canonical_names().get(canonical)
+        if known is not None and known.measured_by != "engine":
+            return f"{self.dialect.engine} does not expose {canonical}: kvoncall reads it from the {known.measured_by}"
+        where = f"{self.dialect.engine} {self.dialect.nearest(self.version)[0]}".strip()
+        why = self.dialect.absent.get(canonical)
+        return f"{where} does not expose {canonical}" + (f" ({why})" if why else "")
+
+    def _exposed(self, source: Source, suffix: str, match: Match) -> str:
+        own = [f'{label}="{value}"' for label, value in sorted(source.match.items())]
+        carried = self._labels_of(source.name)
+        own += [f'{label}=""' for label in self.dialect.totals if label in carried]
+        # Every rank of a replica reports the same requests: the first one is read.
+        own += [f'{label}=~"|0"' for label in self.dialect.ranks if label in carried]
+        asked = [(self.exposed_label(label) or label, value) for label, value in match]
+        bound = source.factor if suffix == "_bucket" else 1.0
+        return _selector(source.name + suffix, [*self._common(), *own, *_matchers(asked, bound)])
+
+    def _common(self) -> list[str]:
+        return [*([job_matcher(self.jobs)] if self.jobs else []), *self.matchers]
+
+    def _labels_of(self, name: str) -> tuple[str, ...]:
+        form = self.dialect.exposed_at(self.version).get(base_name(self.dialect, name))
+        return form.labels if form is not None else ()
+
+
+def split_histogram(canonical: str) -> tuple[str, str]:
+    """(metric, suffix) of a histogram's series, (name, "") of anything else."""
+    for suffix in HISTOGRAM_SUFFIXES:
+        base = canonical.removesuffix(suffix)
+        known = canonical_names().get(base)
+        if base != canonical and known is not None and known.type == "histogram":
+            return base, suffix
+    return canonical, ""
+
+
+def job_matcher(jobs: tuple[str, ...]) -> str:
+    """The matcher of one job or several."""
+    if len(jobs) == 1:
+        return f"job={quoted(jobs[0])}"
+    return f"job=~{quoted('|'.join(map(re.escape, jobs)))}"
+
+
+def quoted(text: str) -> str:
+    """A PromQL string."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _selector(name: str, matchers: list[str]) -> str:
+    return f"{name}{{{','.join(matchers)}}}" if matchers else name
+
+
+def _matchers(match: Iterable[tuple[str, str]], factor: float = 1.0) -> list[str]:
+    found = []
+    for label, value in match:
+        found.append(le_matcher(float(value) / factor) if label == "le" else f"{label}={quoted(value)}")
+    return found
+
+
+def le_matcher(bound: float) -> str:
+    """The bucket of a bound in any exporter's spelling: 1 is "1" to some and "1.0" to others, 2.5 is "2.5" to all."""
+    bound = float(f"{bound:.12g}")
+    whole = [str(int(bound))] if bound == int(bound) else []
+    spelled = list(dict.fromkeys([*whole, f"{bound:g}", repr(bound)]))
+    if len(spelled) == 1:
+        return f'le="{spelled[0]}"'
+    return f"le=~{quoted('|'.join(map(re.escape, spelled)))}"
