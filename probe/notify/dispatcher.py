@@ -7,15 +7,17 @@ that its successor sends again once the claim ran out: delivery is at least once
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from probe.alerts.rules import DEFAULT_RULES
-from probe.notify.grouping import Batch, Outbox, Plan, plan
+from probe.notify.grouping import MAX_TRIES, Batch, Outbox, Plan, plan
 from probe.notify.message import Message, MessageAlert, describe, try_out
 from probe.notify.muting import Inhibitable, muted_by
 from probe.notify.receivers import Receiver
@@ -23,7 +25,6 @@ from probe.notify.senders import Send, Sender, Sent
 from probe.store import Alert, Lease, LeaseLostError, Notification, Store, StoreError
 from probe.store.notifications import Outcome
 
-MAX_TRIES = 5
 BACKOFF_S = (10.0, 30.0, 120.0, 600.0)  # after the first, second, … try
 CLAIM_S = 60.0
 START_WITHIN_S = 20.0  # a claim older than this is not used: another process may be about to take it
@@ -115,7 +116,7 @@ class Dispatcher:
         message = await asyncio.to_thread(self._message, batch, rows)
         if time.monotonic() - begun > START_WITHIN_S:
             return  # this process slept; the rows are taken up again when the claim runs out
-        sent = await asyncio.to_thread(self._send, batch.receiver, message)
+        sent = await _beside(lambda: self._send(batch.receiver, message))
         done = now + (time.monotonic() - begun)
         await self._mark({row.id: _outcome(row, sent, done) for row in rows}, done)
         if not sent.ok:
@@ -181,6 +182,33 @@ def mutings(store: Store, alerts: Iterable[Alert], rules: Iterable[Inhibitable] 
     silences, active = store.silences.list(now=now), store.alerts.active()
     shown = [alert for alert in alerts if alert.state in ("pending", "firing")]
     return {a.id: why.text for a in shown if (why := muted_by(a, silences, active, rules, now)) is not None}
+
+
+async def _beside(work: Callable[[], Sent]) -> Sent:
+    """Run `work` in a thread of its own: a hanging receiver takes none that the watch needs, nor delays its end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Sent] = loop.create_future()
+
+    def settle(sent: Sent | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if sent is not None:
+            done.set_result(sent)
+        elif error is not None:
+            done.set_exception(error)
+
+    def run() -> None:
+        sent: Sent | None = None
+        failure: BaseException | None = None
+        try:
+            sent = work()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, sent, failure)
+
+    threading.Thread(target=run, name="kvoncall-notify", daemon=True).start()
+    return await done
 
 
 def _outcome(row: Notification, sent: Sent, now: float) -> Outcome:

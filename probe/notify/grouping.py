@@ -17,7 +17,9 @@ from probe.notify.muting import Muting
 from probe.notify.receivers import NotifyOptions, Receiver
 from probe.store.records import Alert, Notification
 
+MAX_TRIES = 5
 MAX_BACKOFF_S = 600.0
+DIED = "given up: every try ended with the process that made it"
 NOT_DELIVERED = "its firing was not delivered"
 OVERTAKEN = "resolved before it was sent"
 
@@ -96,6 +98,9 @@ def _is_ready(
 ) -> bool:
     """Whether the row may be sent; one that never will be goes to `result`."""
     receiver, alert = outbox.receivers.get(row.receiver), outbox.alerts.get(row.alert_id)
+    if row.state == "sending" and row.tries >= MAX_TRIES:
+        result.drop[row.id] = DIED
+        return False
     if receiver is None or alert is None:
         result.delete.append(row.id)
         return False

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from probe.notify.dispatcher import BACKOFF_S, CLAIM_S, MAX_TRIES, Dispatcher, receiver_states, send_test
+from probe.notify.dispatcher import BACKOFF_S, CLAIM_S, Dispatcher, receiver_states, send_test
+from probe.notify.grouping import DIED, MAX_TRIES
 from probe.notify.message import Message
 from probe.notify.receivers import Receiver
 from probe.notify.senders import Sent
@@ -28,9 +29,9 @@ def states(store: Store) -> list[tuple[str, str]]:
     return [(n.transition, n.state) for n in reversed(store.notifications.list())]
 
 
-def test_a_ten_minute_breach_is_one_firing_and_one_resolved(tmp_path: Path, hook: Hook) -> None:
+def test_a_ten_minute_breach_is_one_firing_and_one_resolved(data_dir: Path, hook: Hook) -> None:
     """Through two restarts and a change of the leader."""
-    with Store.open(tmp_path) as first, Store.open(tmp_path) as second:
+    with Store.open(data_dir) as first, Store.open(data_dir) as second:
         receive(first, hook)
         move(first, "oom", "firing", START)
         now = START
@@ -48,8 +49,8 @@ def test_a_ten_minute_breach_is_one_firing_and_one_resolved(tmp_path: Path, hook
         assert states(first) == [("firing", "sent"), ("resolved", "sent")]
 
 
-def test_two_dispatchers_at_once_never_send_twice(tmp_path: Path, hook: Hook) -> None:
-    with Store.open(tmp_path) as first, Store.open(tmp_path) as second:
+def test_two_dispatchers_at_once_never_send_twice(data_dir: Path, hook: Hook) -> None:
+    with Store.open(data_dir) as first, Store.open(data_dir) as second:
         receive(first, hook)
         for number in range(5):
             move(first, "oom", "firing", START, target=f"t{number}")
@@ -273,9 +274,9 @@ def test_a_refusal_for_good_is_not_tried_again(store: Store, hook: Hook, clock: 
     assert states(store) == [("firing", "failed")]
 
 
-def test_a_crash_between_sending_and_marking_sends_once_more(tmp_path: Path, hook: Hook) -> None:
+def test_a_crash_between_sending_and_marking_sends_once_more(data_dir: Path, hook: Hook) -> None:
     """At least once: the successor cannot know. The resolution is sent because the firing may have arrived."""
-    with Store.open(tmp_path) as store:
+    with Store.open(data_dir) as store:
         receive(store, hook)
         move(store, "oom", "firing", START)
         (row,) = store.notifications.list()
@@ -287,6 +288,19 @@ def test_a_crash_between_sending_and_marking_sends_once_more(tmp_path: Path, hoo
         assert hook.messages == [("firing", [("firing", "oom")])]
         (row,) = store.notifications.list()
         assert (row.state, row.tries, row.unconfirmed) == ("sent", 2, True)
+
+
+def test_a_message_that_kills_its_sender_is_given_up(store: Store, hook: Hook) -> None:
+    receive(store, hook)
+    move(store, "oom", "firing", START)
+    (row,) = store.notifications.list()
+    for number in range(MAX_TRIES):
+        at = START + number * CLAIM_S
+        assert store.notifications.claim([row.id], f"dead {number}", at, CLAIM_S) == {row.id}
+    Clock(Dispatcher(store, RULES), START + MAX_TRIES * CLAIM_S).to(MAX_TRIES * CLAIM_S + 30)
+    (row,) = store.notifications.list()
+    assert (row.state, row.error, row.unconfirmed) == ("dropped", DIED, True)
+    assert hook.posts == []
 
 
 def test_a_crash_is_followed_by_the_resolution_alone_where_it_came_meanwhile(store: Store, hook: Hook) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,9 @@ from .conftest import START, move
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def untouched(empty_store: Path) -> Iterator[Store]:
     """One store for all tests that write nothing."""
-    with Store.open(tmp_path_factory.mktemp("untouched")) as opened:
+    with Store.open(empty_store.parent) as opened:
         yield opened
 
 

@@ -16,6 +16,7 @@ from probe.notify.receivers import parse_receiver
 from probe.notify.secret_refs import SecretError, redact, resolve
 from probe.notify.senders import Sender
 from probe.store import Store
+from probe.store.database import FILE_NAME
 
 from .conftest import RULES, START, Clock, Hook, move
 
@@ -126,13 +127,13 @@ def test_words_of_a_message() -> None:
 
 @pytest.mark.parametrize("kind", ["webhook", "apprise"])
 def test_a_secret_shows_up_nowhere(
-    hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+    hook: Hook, data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     scheme = "http" if kind == "webhook" else "json"
     monkeypatch.setenv("HOOK", f"{scheme}://user:{SECRET}@{hook.url.split('/')[2]}/{SECRET}")
     caplog.set_level(logging.DEBUG)
     hook.answers = [200, 403, 403]
-    with Store.open(tmp_path) as store:
+    with Store.open(data_dir) as store:
         store.receivers.save({"name": "r", "kind": kind, "url": "env:HOOK"})
         move(store, "oom", "firing", START)
         Clock(Dispatcher(store, RULES)).to(15)
@@ -140,7 +141,7 @@ def test_a_secret_shows_up_nowhere(
         said = [str(send_test(store, "r")), str(receiver_states(store)), str(row), caplog.text]
         said += [str(store.events.recent()), str(store.receivers.list())]
     assert hook.posts[0][0]["Authorization"].startswith("Basic ")
-    dump = "\n".join(sqlite3.connect(tmp_path / "kvoncall.db").iterdump())
+    dump = "\n".join(sqlite3.connect(data_dir / FILE_NAME).iterdump())
     assert SECRET not in "\n".join([*said, dump])
 
 
