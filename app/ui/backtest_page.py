@@ -110,7 +110,11 @@ def show_figures(result: Backtest) -> None:
     columns = st.columns(4)
     columns[0].metric("Pages a week", words.DASH if per_week is None else f"{per_week:.1f}",
                       help="Firings, by the time that has data.")  # fmt: skip
-    columns[1].metric("Fired", f"{len(result.firings)} times", help="Each counts once, however long it lasted.")
+    columns[1].metric(
+        "Fired",
+        f"{len(result.firings)} {'time' if len(result.firings) == 1 else 'times'}",
+        help="Each counts once, however long it lasted.",
+    )
     columns[2].metric("Firing for", words.span(up))
     columns[3].metric(
         "Lead time", _lead(max(leads)) if leads else words.DASH,
@@ -138,7 +142,7 @@ def show_chart(rule: Rule, tested: History, result: Backtest) -> None:
     percent = isinstance(rule.signal, ValueSignal) and rule.signal.unit == "percent"
     limit = result.rule.threshold
     charts.lines(
-        np.append(at, result.until), {"value": np.append(line, math.nan)}, title=rule.title,
+        np.append(at, result.until), {rule.id: np.append(line, math.nan)}, title=rule.title,
         y_format=".1%" if percent else ",.3~g",
         threshold=charts.Threshold(limit, f"{rule.comparison} {limit:.1%}" if percent else f"{limit:g}")
         if tested.can_compare else None,

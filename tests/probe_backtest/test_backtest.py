@@ -149,7 +149,7 @@ def test_command_on_a_store(tmp_path: Path) -> None:
         assert result.rule.hold_s == 120.0
         assert math.isclose(result.covered_s, LENGTH, rel_tol=0.02)
         assert "eviction-storm on t: > 0.05, hold 2 min" in text(result)
-        assert "1 times" in text(result)
+        assert "1 time, " in text(result)
         options.target = "nobody"
         with pytest.raises(BacktestError, match="no target 'nobody'"):
             run(options, store)
