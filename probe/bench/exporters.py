@@ -14,7 +14,7 @@ from collections import Counter
 
 from probe.dialects import load_dialect
 
-BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
+BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 10.0)
 PAGE_BYTES = 60_000
 _QUEUE = "vllm:num_requests_waiting"
 

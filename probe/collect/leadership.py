@@ -30,7 +30,8 @@ ANNOUNCE_S = 5.0
 EVENT_OVERLAP = 100  # ids: transactions that end in another order than they began are not overlooked
 MAX_AHEAD_S = 86_400.0  # a stored sample later than that tells nothing about time
 MAX_HELD = 10_000  # scrapes kept while the lease is in doubt
-MAX_IDLE_S = 2.0  # evaluate at least this often: absence makes no scrape
+# Evaluate at least this often: absence makes no scrape. (Failed attempts do: only a standstill makes none.)
+MAX_IDLE_S, MAX_IDLE_INTERVALS = 2.0, 1.5
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class _Watched:
     evaluated_at: float = float("-inf")  # monotonic
     waiting_since: float | None = None  # monotonic: the oldest arrival that was not evaluated
     doubts: deque[_Doubt] = field(default_factory=deque)
+
+    def is_due(self, at: float) -> bool:
+        """Whether to evaluate at `at` (monotonic)."""
+        idle_s = max(MAX_IDLE_S, MAX_IDLE_INTERVALS * self.target.scrape_interval_s)
+        return self.news > self.evaluated or at - self.evaluated_at >= idle_s
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Leadership:
         await self._write_findings()
         await self._read_events()
         now, at = self._clock.now(), time.monotonic()
-        due = [w for w in self._watched.values() if w.news > w.evaluated or at - w.evaluated_at >= MAX_IDLE_S]
+        due = [w for w in self._watched.values() if w.is_due(at)]
         news = [w.news for w in due]
         waiting = [w.waiting_since for w in due]
         for watched in due:

@@ -27,7 +27,7 @@ class FakeEngine:
         default_factory=lambda: {
             "vllm:num_requests_running": 0.0,
             "vllm:num_requests_waiting": 0.0,
-            "vllm:kv_cache_usage_perc": 0.1,
+            "vllm:kv_cache_usage_perc": 0.0,
             "vllm:num_preemptions_total": 0.0,
             "vllm:generation_tokens_total": 0.0,
         }
