@@ -99,8 +99,9 @@ def text(result: Backtest) -> str:
         lines.append(f"  fired {_clock(firing.firing_at)} {ended}, worst {words.number(firing.worst, 'count')}{lead}")
     per_week = result.pages_per_week
     rate = "no data" if per_week is None else f"{per_week:.1f} pages a week"
-    lines.append(f"  {len(result.firings)} time{'' if len(result.firings) == 1 else 's'}, {rate}; users felt {result.visible_breaches} breaches, "
-                 f"{result.missed_breaches} of them without this alert")  # fmt: skip
+    fired = f"{len(result.firings)} time{'' if len(result.firings) == 1 else 's'}"
+    felt = f"{result.visible_breaches} breaches, {result.missed_breaches} of them without this alert"
+    lines.append(f"  {fired}, {rate}; users felt {felt}")
     return "\n".join(lines)
 
 
