@@ -165,7 +165,8 @@ async def _look(url: str, options: dict[str, Any]) -> Look:
                 dialect = load_dialect(detection.engine, version)
                 samples, info = canonical_samples(families.values(), dialect, "", 0.0)
                 exposed = {sample.name for family in families.values() for sample in family.samples} | families.keys()
-                report = coverage(dialect, exposed, version, carried={sample.metric for sample in samples})
+                carried = {sample.metric for sample in samples}
+                report = coverage(dialect, exposed, version, carried=carried, likely=detection.versions)
                 return Look(where, detection, version, info, report)
             other = True
     if failed is not None and not other:

@@ -79,16 +79,6 @@ def wanted_names(dialect: Dialect) -> frozenset[str]:
     return frozenset(names - {""})
 
 
-@cache
-def wanted_spellings(dialect: Dialect) -> frozenset[str]:
-    """`wanted_names` in every spelling, as a server may expose them."""
-    usual, names = dialect.prefixes[0], wanted_names(dialect)
-    other = {
-        spelling + n.removeprefix(usual) for spelling in dialect.prefixes[1:] for n in names if n.startswith(usual)
-    }
-    return names | other
-
-
 def usual_spelling(dialect: Dialect, name: str) -> str:
     """An exposed name with the usual prefix where it has another spelling of it."""
     for other in dialect.prefixes[1:]:

@@ -5,7 +5,7 @@ It says only what was read of engines: for a version that was not, the nearest o
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -71,60 +71,92 @@ class CoverageReport:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON, as it is kept in a target's facts."""
-        return {**asdict(self), "rows": [asdict(row) for row in self.rows], "notes": list(self.notes)}
+        """The report as JSON, as it is kept in a target's facts: of a row only what there is to say."""
+        rows = [{key: value for key, value in asdict(row).items() if value} for row in self.rows]
+        return {**asdict(self), "rows": rows, "notes": list(self.notes)}
 
 
 def coverage(
-    dialect: Dialect, exposed: Collection[str], version: str | None = None, *, carried: Collection[str] | None = None
+    dialect: Dialect,
+    exposed: Collection[str],
+    version: str | None = None,
+    *,
+    carried: Collection[str] | None = None,
+    likely: Sequence[str] = (),
 ) -> CoverageReport:
     """Compare the names on a page (samples or families) with what a dialect reads in a version.
 
     `carried` are the canonical series that were really read from the page, where that is known: a name may be there
-    without the label that is asked for, or in a unit that cannot be told.
+    without the label that is asked for, or in a unit that cannot be told. Without a version the newest of `likely`
+    is assumed (`Detection.versions`), else the newest that was read.
     """
     version = version or dialect.version
     names = {usual_spelling(dialect, name) for name in exposed}
     wanted = [n for n, known in canonical_names().items() if known.measured_by == "engine" or dialect.find(n)]
-    rows = tuple(_row(dialect, name, names, version, carried) for name in wanted)
-    assumed = dialect.nearest(version)[1]
-    return CoverageReport(dialect.engine, version, assumed, rows, dialect.notes)
+    at, assumed = dialect.nearest(version)
+    if version is None and likely:
+        at = likely[-1]
+        assumed = f"The version of {dialect.engine} is not known: {at} is assumed, by the metrics it shows."
+    page = _Page(dialect, names, carried, at, version is not None or not dialect.known_versions)
+    return CoverageReport(dialect.engine, version, assumed, tuple(map(page.row, wanted)), dialect.notes)
 
 
-def _row(
-    dialect: Dialect, canonical: str, names: set[str], version: str | None, carried: Collection[str] | None
-) -> CoverageRow:
-    metric, required = dialect.find(canonical), canonical in dialect.required
-    if metric is None:
-        return CoverageRow(canonical, "not exposed by this engine", todo=dialect.absent.get(canonical))
-    on_page = [s for s in readable(dialect, metric) if _is_there(metric, s, names)]
-    if on_page and (carried is None or any(n in carried for n in _series_names(metric))):
-        source = on_page[0]
-        newer = _newer_name(metric, source)
-        return CoverageRow(canonical, "renamed" if newer else "present", source.name, newer, source.note, required)
-    unread = next((s for s in metric.sources if _is_there(metric, s, names)), None)
-    if unread is not None and (reason := _why_unread(dialect, metric, unread, version)):
-        return CoverageRow(canonical, "missing", unread.name, reason, unread.note, required)
-    return _absent_row(dialect, metric, version, required)
+@dataclass(frozen=True)
+class _Page:
+    """A page to compare with; `at` is the version read whose facts hold, `told` whether the server told a version."""
+
+    dialect: Dialect
+    names: Collection[str]
+    carried: Collection[str] | None
+    at: str
+    told: bool
+
+    def row(self, canonical: str) -> CoverageRow:
+        metric, required = self.dialect.find(canonical), canonical in self.dialect.required
+        if metric is None:
+            return CoverageRow(canonical, "not exposed by this engine", todo=self.dialect.absent.get(canonical))
+        on_page = [source for source in readable(self.dialect, metric) if _is_there(metric, source, self.names)]
+        if on_page and (self.carried is None or any(n in self.carried for n in _series_names(metric))):
+            source, newer = on_page[0], _newer_name(metric, on_page[0])
+            status: Status = "renamed" if newer else "present"
+            return CoverageRow(canonical, status, source.name, newer, source.note, required)
+        unread = next((source for source in metric.sources if _is_there(metric, source, self.names)), None)
+        if unread is not None and (reason := self._why_unread(metric, unread)):
+            return CoverageRow(canonical, "missing", unread.name, reason, unread.note, required)
+        return self._absent(metric, required)
+
+    def _absent(self, metric: CanonicalMetric, required: bool) -> CoverageRow:
+        """The row of a metric that this engine has, but this page does not."""
+        source = self.dialect.source_at(metric.name, self.at)
+        if source is None:
+            return CoverageRow(metric.name, "missing", None, metric.note or _when(self.dialect, metric), None, required)
+        if source.gate is not None:
+            return CoverageRow(metric.name, "hidden", source.name, f"needs {source.gate}", source.note, required)
+        form = self.dialect.exposed.at(self.at).get(source.name)
+        if form is not None and form.only is not None:
+            todo = f"only the {form.only} engine of {self.dialect.engine} has it in this version"
+        elif not self.told and source.since not in (None, self.dialect.known_versions[0]):
+            todo = f"{self.dialect.engine} has it from {source.since} on; the version of this server is not known"
+        elif self.dialect.lazy:
+            todo = f"{self.dialect.engine} shows a metric after its first event: look again under load"
+        else:
+            todo = "this version has it, the server does not show it: look at its flags for metrics"
+        return CoverageRow(metric.name, "missing", source.name, todo, source.note, required)
+
+    def _why_unread(self, metric: CanonicalMetric, source: Source) -> str | None:
+        """Why a metric that is on the page was not read; None where nothing is known against it."""
+        meanings = {s.factor_info for s in metric.sources if s.name == source.name}
+        if len(meanings) > 1 and not self.told:
+            return f"its unit changed between versions of {self.dialect.engine}: read once the version is known"
+        current = self.dialect.source_at(metric.name, self.at)
+        if current is not None and current.factor_info is not None:
+            return f"its unit needs {current.factor_info} of {self.dialect.info}, which the server does not tell"
+        if current is not None and (source.match or source.over is not None):
+            return "the name is there, the series that carries it is not (yet)"
+        return None
 
 
-def _absent_row(dialect: Dialect, metric: CanonicalMetric, version: str | None, required: bool) -> CoverageRow:
-    """The row of a metric that this engine has, but this page does not."""
-    source = dialect.source_at(metric.name, version)
-    if source is None:
-        return CoverageRow(metric.name, "missing", None, metric.note or _when(dialect, metric), None, required)
-    if source.gate is not None:
-        return CoverageRow(metric.name, "hidden", source.name, f"needs {source.gate}", source.note, required)
-    if version is None and dialect.known_versions and source.since not in (None, dialect.known_versions[0]):
-        todo = f"{dialect.engine} has it from {source.since} on; the version of this server is not known"
-    elif dialect.lazy:
-        todo = f"{dialect.engine} shows a metric after its first event: look again under load"
-    else:
-        todo = "this version has it, the server does not show it: look at its flags for metrics"
-    return CoverageRow(metric.name, "missing", source.name, todo, source.note, required)
-
-
-def _is_there(metric: CanonicalMetric, source: Source, names: set[str]) -> bool:
+def _is_there(metric: CanonicalMetric, source: Source, names: Collection[str]) -> bool:
     suffixes = ("", *HISTOGRAM_SUFFIXES) if metric.type == "histogram" else ("",)
     return any(source.name + suffix in names for suffix in suffixes)
 
@@ -138,19 +170,6 @@ def _newer_name(metric: CanonicalMetric, source: Source) -> str | None:
     if source.until is None or newest.name == source.name:
         return None
     return f"newer versions call it {newest.name}" + (f" (since {newest.since})" if newest.since else "")
-
-
-def _why_unread(dialect: Dialect, metric: CanonicalMetric, source: Source, version: str | None) -> str | None:
-    """Why a metric that is on the page was not read; None where nothing is known against it."""
-    meanings = {s.factor_info for s in metric.sources if s.name == source.name}
-    if len(meanings) > 1 and version is None:
-        return f"its unit changed between versions of {dialect.engine}: read once the version is known"
-    current = dialect.source_at(metric.name, version)
-    if current is not None and current.factor_info is not None:
-        return f"its unit needs {current.factor_info} of {dialect.info}, which the server does not tell"
-    if source.match or source.over is not None:
-        return None if current is None else "the name is there, the series that carries it is not (yet)"
-    return None
 
 
 def _when(dialect: Dialect, metric: CanonicalMetric) -> str:

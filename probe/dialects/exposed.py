@@ -44,18 +44,19 @@ class Exposed:
     always: Mapping[str, str]
     forms: Mapping[str, tuple[ExposedMetric, ...]]
 
+    @cache  # noqa: B019 - there is one for an engine, for good
     def at(self, version: str) -> dict[str, ExposedMetric]:
-        """Metrics of one of `versions` by name, gated and hidden ones included."""
-        index = self.versions.index(version) if self.versions else 0
-        found = {}
-        for name, forms in self.forms.items():
-            for form in forms:
-                if not self.versions or self._covers(form, index):
-                    found[name] = form
-        return found
-
-    def _covers(self, form: ExposedMetric, index: int) -> bool:
-        return self.versions.index(form.since) <= index <= self.versions.index(form.until)
+        """Metrics of one of `versions` by name, gated and hidden ones included; not to be changed."""
+        if not self.versions:
+            return {name: forms[-1] for name, forms in self.forms.items()}
+        place = {known: index for index, known in enumerate(self.versions)}
+        here = place[version]
+        return {
+            name: form
+            for name, forms in self.forms.items()
+            for form in forms
+            if place[form.since] <= here <= place[form.until]
+        }
 
 
 @cache

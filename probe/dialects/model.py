@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 
 from probe.dialects.exposed import Exposed, ExposedMetric
 from probe.dialects.versions import nearest, version_key
@@ -150,7 +150,7 @@ class Dialect:
 
     def exposed_at(self, version: str | None = None) -> dict[str, ExposedMetric]:
         """All metrics of a version by exposed name, gated and hidden ones included, without those of the process."""
-        return _exposed_at(self, self.nearest(version)[0])
+        return self.exposed.at(self.nearest(version)[0])
 
     def exposed_names(self, version: str | None = None) -> dict[str, str]:
         """All metrics a version exposes, name to type; those hidden for their age are left out (`hidden_names`)."""
@@ -193,13 +193,8 @@ def _minor(version: str) -> tuple[int, ...]:
     return (*key[0], 0)[:2] if key else ()
 
 
-@cache
-def _exposed_at(dialect: Dialect, version: str) -> dict[str, ExposedMetric]:
-    return dialect.exposed.at(version)
-
-
 def _source_at(dialect: Dialect, metric: CanonicalMetric, version: str) -> Source | None:
-    forms, gated = _exposed_at(dialect, version), None
+    forms, gated = dialect.exposed.at(version), None
     for source in metric.sources:
         if not source.covers(version):
             continue

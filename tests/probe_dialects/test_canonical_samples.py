@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import Metric
 
-from probe.collect.canonical import canonical_samples, missing, wanted_spellings
+from probe.collect.canonical import canonical_samples, missing, wanted_names
 from probe.dialects import load_dialect
 from probe.store import Sample
 
@@ -94,7 +94,6 @@ def test_both_spellings_of_sglang_read_alike(page: Page) -> None:
     assert info == {"page_size": "64"}
     spelled = load_dialect("sglang", None, "sglang_")
     assert canonical_samples(page("sglang-underscore").values(), spelled, "t", 1.0)[0] == colon
-    assert {"sglang:token_usage", "sglang_token_usage"} <= wanted_spellings(load_dialect("sglang"))
 
 
 def test_three_eras_of_tensorrt_llm(page: Page) -> None:
@@ -139,6 +138,17 @@ def test_triton_blocks_milliseconds_and_ensembles(page: Page) -> None:
     assert not values(samples, "requests_waiting")
     assert values(read(page, "triton-newer", "triton")[0], "requests_waiting") == [5.0]
     assert info == {"tokens_per_block": "64", "max_blocks": "120"}
+
+
+def test_nothing_is_read_that_is_not_wanted(page: Page) -> None:
+    for name, engine in (("sglang-new", "sglang"), ("triton", "triton"), ("vllm-v1-old", "vllm")):
+        dialect = load_dialect(engine, "0.8.5" if engine == "vllm" else None)
+        wanted = wanted_names(dialect)
+        families = list(page(name).values())
+        for family in families:
+            family.samples = [s for s in family.samples if {s.name, s.name.removesuffix("_total")} & wanted]
+        whole = canonical_samples(page(name).values(), dialect, "t", 1.0)
+        assert canonical_samples(families, dialect, "t", 1.0) == whole
 
 
 def test_an_engine_that_has_done_nothing_yet_misses_nothing(page: Page) -> None:

@@ -88,6 +88,24 @@ def test_versions_that_were_not_read_are_said_to_be_guessed(page: Page) -> None:
     assert "1.2.1 were not read" in middle
 
 
+def test_an_untold_version_is_narrowed_by_the_metrics_shown() -> None:
+    dialect, names = load_dialect("vllm"), ["vllm:gpu_cache_usage_perc"]
+    found = coverage(dialect, names, likely=("0.8.4", "0.8.5"))
+    assert (found.version, found.assumed) == (
+        None,
+        "The version of vllm is not known: 0.8.5 is assumed, by the metrics it shows.",
+    )
+    assert row(found, "requests_waiting_by_reason").todo == "first read in vllm 0.20.0"
+    unit = row(coverage(dialect, ["vllm:gpu_prefix_cache_hits_total"], likely=("0.8.5",)), "prefix_hits_total")
+    assert unit.todo is not None
+    assert "once the version is known" in unit.todo
+
+
+def test_what_only_the_old_generation_of_an_engine_has() -> None:
+    found = coverage(load_dialect("vllm", "0.7.3"), ["vllm:num_requests_running"], "0.7.3")
+    assert row(found, "preemptions_total").todo == "only the V0 engine of vllm has it in this version"
+
+
 def test_sglang_says_since_when_retractions_are_counted(page: Page) -> None:
     old = row(report(page, "sglang-old", "sglang", "0.5.2"), "preemptions_total")
     assert old.status == "missing"
