@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
 
 from probe.alerts.expr import (
     Aggregate,
@@ -32,6 +36,8 @@ from probe.alerts.expr import (
 from probe.alerts.window import Labels, Series, Window, to_ms
 
 Vector = dict[Labels, float]
+_LEAVES = frozenset(get_args(Leaf))
+_HOLDS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "==": operator.eq}
 
 # Read from the driver in a rhythm of its own, so a later scrape says nothing about it.
 OWN_RHYTHM = "device_"
@@ -63,7 +69,8 @@ class Moment:
         self.now_ms = to_ms(now)
         self._lookback_ms = to_ms(lookback_s)
         self._tried = window.attempted_ms(self.now_ms)
-        self._leaves: dict[Leaf, Vector] = {}
+        self._fresh: dict[str, list[Series]] = {}
+        self._leaves: dict[Expr, Vector] = {}
         self._parts: dict[int, tuple[Expr, Vector]] = {}
 
     def newest(self, series: Series, metric: str) -> float | None:
@@ -77,8 +84,11 @@ class Moment:
 
     def fresh(self, metric: str) -> list[Series]:
         """The series of a metric that have a value now."""
-        return [s for s in self.window.series(metric) if self.newest(s, metric) is not None]
-
+        found = self._fresh.get(metric)
+        if found is None:
+            found = [s for s in self.window.series(metric) if self.newest(s, metric) is not None]
+            self._fresh[metric] = found
+        return found
 
     def value(self, expr: Expr) -> Vector:
         """The vector of an expression, evaluated once; not to be changed.
@@ -86,15 +96,16 @@ class Moment:
         Readings are told apart by what they say, what is made of them by identity: hashing a tree costs more than
         evaluating it.
         """
-        if isinstance(expr, Leaf):
-            vector = self._leaves.get(expr)
-            if vector is None:
-                vector = self._leaves[expr] = _evaluated(expr, self)
-            return vector
         known = self._parts.get(id(expr))
-        if known is None:
-            known = self._parts[id(expr)] = (expr, _evaluated(expr, self))  # kept, so that its id stays its own
-        return known[1]
+        if known is not None:
+            return known[1]
+        vector = self._leaves.get(expr) if type(expr) in _LEAVES else None
+        if vector is None:
+            vector = _evaluated(expr, self)
+            if type(expr) in _LEAVES:
+                self._leaves[expr] = vector
+        self._parts[id(expr)] = (expr, vector)  # the expression too, so that its id stays its own
+        return vector
 
 
 def evaluate(expr: Expr, at: Moment) -> Vector:
@@ -105,10 +116,10 @@ def evaluate(expr: Expr, at: Moment) -> Vector:
 def _evaluated(expr: Expr, at: Moment) -> Vector:
     if isinstance(expr, Aggregate):
         return _aggregate(expr, at.value(expr.of))
-    if isinstance(expr, Arithmetic | Compare):
+    if isinstance(expr, Compare | Arithmetic):
         left = at.value(expr.left)
         right = expr.right if isinstance(expr.right, float | int) else at.value(expr.right)
-        return _arithmetic(expr.op, left, right) if isinstance(expr, Arithmetic) else _compare(expr.op, left, right)
+        return _compare(expr.op, left, right) if isinstance(expr, Compare) else _arithmetic(expr.op, left, right)
     if isinstance(expr, Logical):
         return _logical(expr.op, at.value(expr.left), at.value(expr.right))
     if isinstance(expr, ClampMin):
@@ -236,23 +247,24 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _slope(series: Series, i: int, j: int) -> float:
-    """Least squares, time counted from the first sample; the same value throughout has no slope."""
-    values = series.values[i:j]
-    if all(value == values[0] for value in values):
+    """Least squares, from the first sample, so that nothing is lost on great numbers; a constant has no slope."""
+    y = np.array(series.values[i:j])
+    y -= y[0]
+    if not y.any():
         return 0.0
-    x = [(ts - series.times[i]) / 1000 for ts in series.times[i:j]]
-    n = float(j - i)
-    sum_x, sum_y = math.fsum(x), math.fsum(values)
-    covariance = math.fsum(a * b for a, b in zip(x, values, strict=True)) - sum_x * sum_y / n
-    variance = math.fsum(a * a for a in x) - sum_x * sum_x / n
-    return covariance / variance
+    x = np.array(series.times[i:j], dtype=float)
+    x = (x - x[0]) / 1000
+    sum_x = x.sum()
+    return float((x @ y - sum_x * y.sum() / len(x)) / (x @ x - sum_x * sum_x / len(x)))
 
 
 def _aggregate(expr: Aggregate, vector: Vector) -> Vector:
     groups: dict[Labels, list[float]] = {}
-    for labels, value in vector.items():
-        key = tuple(label for label in labels if label[0] in expr.by and label[1]) if expr.by else ()
-        groups.setdefault(key, []).append(value)
+    if expr.by:
+        for labels, value in vector.items():
+            groups.setdefault(tuple([lb for lb in labels if lb[0] in expr.by and lb[1]]), []).append(value)
+    elif vector:
+        groups[()] = list(vector.values())
     if expr.how == "sum":
         return {key: sum(values) for key, values in groups.items()}
     pick = max if expr.how == "max" else min
@@ -261,7 +273,9 @@ def _aggregate(expr: Aggregate, vector: Vector) -> Vector:
 
 
 def _arithmetic(op: str, left: Vector, right: Vector | float) -> Vector:
-    return {key: _operate(op, value, other) for key, value, other in _pairs(left, right)}
+    if isinstance(right, float | int):
+        return {key: _operate(op, value, right) for key, value in left.items()}
+    return {key: _operate(op, value, right[key]) for key, value in left.items() if key in right}
 
 
 def _operate(op: str, a: float, b: float) -> float:
@@ -277,24 +291,16 @@ def _operate(op: str, a: float, b: float) -> float:
 
 
 def _compare(op: str, left: Vector, right: Vector | float) -> Vector:
-    return {key: value for key, value, other in _pairs(left, right) if holds(op, value, other)}
+    compare = _HOLDS[op]
+    if isinstance(right, float | int):
+        return {key: value for key, value in left.items() if compare(value, right)}
+    return {key: value for key, value in left.items() if key in right and compare(value, right[key])}
 
 
 def holds(op: str, a: float, b: float) -> bool:
     """Whether a comparison holds; with NaN none does."""
-    if op == ">":
-        return a > b
-    if op == "<":
-        return a < b
-    if op == ">=":
-        return a >= b
-    return a <= b if op == "<=" else a == b
-
-
-def _pairs(left: Vector, right: Vector | float) -> list[tuple[Labels, float, float]]:
-    if isinstance(right, float | int):
-        return [(key, value, float(right)) for key, value in left.items()]
-    return [(key, value, right[key]) for key, value in left.items() if key in right]
+    found: bool = _HOLDS[op](a, b)
+    return found
 
 
 def _logical(op: str, left: Vector, right: Vector) -> Vector:

@@ -15,7 +15,7 @@ from typing import Literal
 from probe.alerts import isolation, quality, words
 from probe.alerts.arithmetic import Moment, Vector, growth
 from probe.alerts.arithmetic import evaluate as vector
-from probe.alerts.expr import Expr, leaves, metric_of
+from probe.alerts.expr import Expr, metric_of
 from probe.alerts.quality import Round, is_worse, rounds
 from probe.alerts.rule import (
     AbsenceSignal,
@@ -84,11 +84,11 @@ def breaches(window: Window, signal: BreachSignal, start: float, end: float) -> 
     A label's series may begin with its first event. Where the target answered in [start, end] before it appeared, it
     has grown from 0.
     """
-    answered = (ts for s in window.series("up") for ts, value in s.points if value >= 1 and ts >= start)
-    first_up = min(answered, default=None)
+    counters = window.series(signal.counter)
+    first_up = min((up for s in window.series("up") if (up := s.first_since(start)) is not None), default=None)
     hits: dict[str, float] = {}
-    for series in window.series(signal.counter):
-        first_ts, first = series.points[0]
+    for series in counters:
+        first_ts, first = series.oldest
         born = first if first_up is not None and first_up < first_ts <= end else 0.0
         rise = growth(series, start, end)
         kind = series.labels.get("kind", "")
@@ -162,7 +162,7 @@ def _single(part: Expr | None, at: Moment) -> float | None:
 
 def _why_no_data(signal: ValueSignal, view: View, at: Moment) -> str | None:
     """Why a value is not there, or None when everything it is made of is."""
-    for leaf in leaves(signal.value):
+    for leaf in signal.readings:
         metric = metric_of(leaf)
         found = view.window.series(metric)
         if not found:
@@ -198,10 +198,11 @@ def _matches(event: Event, match: EventMatch) -> bool:
 
 
 def _absence(rule: Rule, signal: AbsenceSignal, view: View) -> Outcome:
-    points = [p for s in view.window.series("up") for p in s.points]
-    newest = points[-1] if points else None
+    tries = view.window.series("up")
+    newest = tries[-1].newest if tries else None
     if newest and newest[1] >= 1 and view.now - newest[0] <= view.stale_after_s:
         return Outcome("ok", 1.0, None, None, f"answered {max(0.0, view.now - newest[0]):.1f} s ago", "")
+    points = [p for s in tries for p in s.points]
     last_up = max((ts for ts, value in points if value >= 1), default=None)
     if excuse := _not_expected_up(signal, view, last_up):
         return Outcome("ok", 0.0, None, None, excuse, "")

@@ -144,8 +144,17 @@ def look_back_s(leaf: Leaf) -> float:
     return leaf.window_s + (leaf.offset_s if isinstance(leaf, Increase) else 0.0)
 
 
-def with_times(expr: Expr, fit: Callable[[float], float]) -> Expr:
-    """The expression with every window and offset replaced by `fit(seconds)`."""
+def with_times(expr: Expr, fit: Callable[[float], float], known: dict[Expr, Expr] | None = None) -> Expr:
+    """The expression with every window and offset replaced by `fit(seconds)`.
+
+    Equal parts become one object, also those of other expressions done with the same `known`.
+    """
+    known = {} if known is None else known
+    found = _with_times(expr, fit, known)
+    return known.setdefault(found, found)
+
+
+def _with_times(expr: Expr, fit: Callable[[float], float], known: dict[Expr, Expr]) -> Expr:
     if isinstance(expr, Instant):
         return expr
     if isinstance(expr, Increase):
@@ -154,8 +163,8 @@ def with_times(expr: Expr, fit: Callable[[float], float]) -> Expr:
     if isinstance(expr, OverTime | Changes | Derivative | Quantile):
         return dataclasses.replace(expr, window_s=fit(expr.window_s))
     if isinstance(expr, Aggregate | ClampMin):
-        return dataclasses.replace(expr, of=with_times(expr.of, fit))
+        return dataclasses.replace(expr, of=with_times(expr.of, fit, known))
     if isinstance(expr, Logical):
-        return Logical(expr.op, with_times(expr.left, fit), with_times(expr.right, fit))
-    right = expr.right if isinstance(expr.right, float | int) else with_times(expr.right, fit)
-    return dataclasses.replace(expr, left=with_times(expr.left, fit), right=right)
+        return Logical(expr.op, with_times(expr.left, fit, known), with_times(expr.right, fit, known))
+    right = expr.right if isinstance(expr.right, float | int) else with_times(expr.right, fit, known)
+    return dataclasses.replace(expr, left=with_times(expr.left, fit, known), right=right)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
-from probe.alerts.expr import Aggregate, Compare, Expr, Logical, leaves, look_back_s, metric_of, with_times
+from probe.alerts.expr import Aggregate, Compare, Expr, Leaf, Logical, leaves, look_back_s, metric_of, with_times
 from probe.store import Target
 
 MIN_SCRAPES_PER_WINDOW = 6
@@ -38,6 +39,11 @@ class ValueSignal:
     denominator: Expr | None = None
     floor_unit: str = ""
     per: tuple[str, ...] = ()
+
+    @cached_property
+    def readings(self) -> tuple[Leaf, ...]:
+        """What the value is made of."""
+        return tuple(leaves(self.value))
 
     @property
     def parts(self) -> tuple[Expr, ...]:
@@ -136,7 +142,7 @@ class Rule:
         """The id of the runbook: the rule's own."""
         return self.id
 
-    @property
+    @cached_property
     def compared(self) -> Expr | None:
         """`value comparison threshold` (or what stands for it), by the labels `per`; None for other signals."""
         if not isinstance(self.signal, ValueSignal):
@@ -196,12 +202,14 @@ class Rule:
 
 
 def _refitted(signal: ValueSignal, fit: Callable[[float], float]) -> ValueSignal:
+    known: dict[Expr, Expr] = {}
+
     def part(expr: Expr | None) -> Expr | None:
-        return None if expr is None else with_times(expr, fit)
+        return None if expr is None else with_times(expr, fit, known)
 
     return dataclasses.replace(
         signal,
-        value=with_times(signal.value, fit),
+        value=with_times(signal.value, fit, known),
         when=part(signal.when),
         floor=part(signal.floor),
         condition=part(signal.condition),

@@ -79,6 +79,23 @@ class Series:
         return [(self.times[i] / 1000, self.values[i]) for i in range(self._start, len(self.times))]
 
     @property
+    def oldest(self) -> Point:
+        """The oldest point; the series must have one."""
+        return self.times[self._start] / 1000, self.values[self._start]
+
+    @property
+    def newest(self) -> Point:
+        """The newest point; the series must have one."""
+        return self.times[-1] / 1000, self.values[-1]
+
+    def first_since(self, ts: float, least: float = 1.0) -> float | None:
+        """When the value was first `least` or more, from a time in seconds on."""
+        for i in range(bisect_left(self.times, to_ms(ts), self._start), len(self.times)):
+            if self.values[i] >= least:
+                return self.times[i] / 1000
+        return None
+
+    @property
     def newest_ms(self) -> int:
         """Time of the newest point; the series must have one."""
         return self.times[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from probe.alerts.arithmetic import Moment
-from probe.alerts.expr import Increase, leaves, metric_of
+from probe.alerts.expr import Increase, metric_of
 from probe.alerts.rule import Rule, ValueSignal
 from probe.alerts.window import Labels, Series, to_ms
 
@@ -54,11 +54,10 @@ def seconds(span_s: float) -> str:
 
 def coverage(rule: Rule, signal: ValueSignal, at: Moment) -> str:
     """What the value rests on: engines that have data now, how much of the window is covered, resets in it."""
-    parts = list(leaves(signal.value))
-    first = metric_of(parts[0])
+    first = metric_of(signal.readings[0])
     said = engines(first, at)
-    ranges = [leaf for leaf in parts if isinstance(leaf, Increase)]
-    window_s = max((leaf.window_s for leaf in ranges), default=rule.window_s)
+    ranges = [leaf.window_s for leaf in signal.readings if isinstance(leaf, Increase)]
+    window_s = max(ranges, default=rule.window_s)
     start_ms, resets = at.now_ms - to_ms(window_s), 0
     spans = []
     for series in at.window.series(first):
@@ -73,9 +72,10 @@ def coverage(rule: Rule, signal: ValueSignal, at: Moment) -> str:
 
 def engines(metric: str, at: Moment) -> str:
     """How many of the engines that were ever seen with a metric have a value now."""
-    known = {_engine(s) for s in at.window.series(metric)}
-    fresh = {_engine(s) for s in at.fresh(metric)}
-    return f"{len(fresh)} of {len(known)} engine{'s' if len(known) > 1 else ''}"
+    series, now = at.window.series(metric), at.fresh(metric)
+    known = len({_engine(s) for s in series}) if len(series) > 1 else len(series)
+    fresh = len({_engine(s) for s in now}) if len(now) > 1 else len(now)
+    return f"{fresh} of {known} engine{'s' if known > 1 else ''}"
 
 
 def why_stale(metric: str, at: Moment, now: float) -> str | None:
