@@ -48,10 +48,10 @@ COMMANDS = {
     "isolation": "Probe an OpenAI endpoint from outside: does one tenant get another's text, or tell from times and "
     "token counts what another has cached, and is cache_salt honoured? States its budget first and sends only text "
     "of its own. Exits 0 when no leak was found, 1 when one is shown, 3 when inconclusive.",
-    "rules": "List the alert rules, or export them: Prometheus rules, a PrometheusRule, Alertmanager's routes, a Grafana "
-    "dashboard, or unit tests for promtool.",
-    "check": "Lint Prometheus rules and Grafana dashboards against an engine's version or a live server: names that are "
-    "dead there, rules that can never fire or are silent in an outage, wrong units. Exits 1 when something is found.",
+    "rules": "List the alert rules, or export them: Prometheus rules, a PrometheusRule, Alertmanager's routes, a "
+    "Grafana dashboard, or unit tests for promtool.",
+    "check": "Lint Prometheus rules and Grafana dashboards against an engine's version or a live server: names that "
+    "are dead there, rules that can never fire or are silent in an outage, wrong units. Exits 1 when it finds any.",
     "backtest": "Evaluate a rule again on stored samples: when it would have fired, for how long, how many pages a "
     "week, and how long before users felt it.",
     "runbooks": "List the runbooks, or show one.",

@@ -16,8 +16,8 @@ from probe.store import Store
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 PAGES = {
-    "": "Overview", "engine": "Engine", "incidents": "Incidents", "isolation": "Isolation", "quality": "Quality",
-    "alerts": "Alerts", "runbooks": "Runbooks",
+    "": "Overview", "targets": "Targets", "engine": "Engine", "incidents": "Incidents", "isolation": "Isolation",
+    "quality": "Quality", "alerts": "Alerts", "backtest": "Backtest", "runbooks": "Runbooks",
 }  # fmt: skip
 NewPage = Callable[..., Page]
 StartApp = Callable[..., Any]
