@@ -22,7 +22,7 @@ from probe.check.expression import (
     walk,
 )
 from probe.check.finding import Finding
-from probe.check.subject import Subject, text_of
+from probe.check.subject import Subject, job_of, text_of
 
 _COUNTING = ("count", "sum", "avg", "max", "min")
 _BELOW = ("<", "<=", "==")
@@ -85,8 +85,13 @@ def _first_count(subject: Subject, value: Any) -> Any | None:
 
 
 def _is_covered(subject: Subject, aggregate: Any) -> bool:
-    names = {use.name for use in uses(aggregate)}
-    return bool(names & subject.file.absent)
+    """Whether another alert asks for the absence of the same: of targets that are up, where only those are counted."""
+    filtered = operator(bare(aggregate.expr)) in ("==", ">", ">=", "!=")
+    use = uses(aggregate)[0]
+    return any(
+        asked.name == use.name and (asked.filtered or not filtered) and asked.job in ("", job_of(use.selector))
+        for asked in subject.file.absent
+    )
 
 
 def _spoken(subject: Subject, comparison: Comparison, aggregate: Any) -> str | None:

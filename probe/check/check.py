@@ -11,14 +11,14 @@ import promql_parser as promql
 from probe.check.alerts import check_alerts
 from probe.check.averages import check_averages
 from probe.check.documents import DocumentError, read_file
-from probe.check.expression import function, uses, walk
+from probe.check.expression import COMPARISONS, function, operator, uses, walk
 from probe.check.finding import CODES, RANK, Finding
 from probe.check.grafana import is_variable
 from probe.check.labels import check_labels
 from probe.check.names import check_names
 from probe.check.query import PANEL, RECORD, VARIABLE, Query, find_queries
 from probe.check.rates import check_rates
-from probe.check.subject import File, Settings, Subject
+from probe.check.subject import Absence, File, Settings, Subject, job_of
 from probe.check.units import check_units
 from probe.check.vocabulary import Vocabulary
 
@@ -72,9 +72,12 @@ def check_queries(queries: Sequence[Query], vocabulary: Vocabulary, settings: Se
     return sorted(set(findings), key=lambda one: (order[one.file], one.line, -RANK[one.severity], one.code, one.why))
 
 
-def _asked_absent(tree: object) -> set[str]:
+def _asked_absent(tree: object) -> set[Absence]:
     return {
-        use.name for node, _ in walk(tree) if function(node) in ("absent", "absent_over_time") for use in uses(node)
+        Absence(use.name, job_of(use.selector), any(operator(part) in COMPARISONS for part, _ in walk(node)))
+        for node, _ in walk(tree)
+        if function(node) in ("absent", "absent_over_time")
+        for use in uses(node)
     }
 
 
@@ -82,6 +85,8 @@ def _unparsed(query: Query, message: str) -> Iterator[Finding]:
     """Nothing is said of an expression whose variables stand where no value could be guessed."""
     if query.kind in (PANEL, VARIABLE) and is_variable(query.expr):
         return
+    if "{{" in query.expr:
+        message = "a Helm template must be rendered first (`helm template`)"
     effect = "the whole file is refused" if query.kind not in (PANEL, VARIABLE) else "the panel shows an error"
     yield Finding(
         query.file, query.line, query.where, "parse-error", CODES["parse-error"][0],

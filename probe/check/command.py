@@ -17,7 +17,7 @@ import httpx
 from prometheus_client import Metric
 
 from probe.check.check import Checked, check_files
-from probe.check.engines import live_labels, vocabulary
+from probe.check.engines import page_of, vocabulary
 from probe.check.finding import ERROR, INFO, RANK, WARNING
 from probe.check.subject import Settings
 from probe.check.vocabulary import Vocabulary
@@ -116,7 +116,7 @@ def _of_target(url: str) -> tuple[Vocabulary, list[str]]:
         raise CheckError(str(error)) from None
     engine, fitting = look.detection.engine, look.detection.versions
     version = look.version or (fitting[-1] if fitting else None)
-    known, notes = vocabulary({engine: version}, live_labels(families))
+    known, notes = vocabulary({engine: version}, page_of(families))
     if look.version is None:
         notes.append(f"{url} does not tell its version: {engine} {known.engines[engine].version} is taken.")
     return known, notes

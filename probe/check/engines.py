@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import Metric
 
-from probe.check.vocabulary import ENGINES, HIDDEN, Engine, Era, Vocabulary
+from probe.check.vocabulary import ENGINES, HIDDEN, Engine, Era, Page, Vocabulary
 from probe.dialects import Dialect, ExposedMetric, load_dialect
 
 
-def vocabulary(
-    asked: Mapping[str, str | None] | None = None, live: Mapping[str, frozenset[str]] | None = None
-) -> tuple[Vocabulary, list[str]]:
+def vocabulary(asked: Mapping[str, str | None] | None = None, page: Page | None = None) -> tuple[Vocabulary, list[str]]:
     """Every engine, in the version `asked` for or else the newest known, and sentences about versions not read."""
     asked = dict(asked or {})
     engines, notes = {}, []
@@ -20,7 +18,7 @@ def vocabulary(
         engine, note = load_engine(name, asked.get(name))
         engines[name] = engine
         notes += [note] if note else []
-    return Vocabulary(engines, live, frozenset(asked)), notes
+    return Vocabulary(engines, page, frozenset(asked)), notes
 
 
 def load_engine(name: str, version: str | None) -> tuple[Engine, str | None]:
@@ -57,12 +55,15 @@ def _canonical(dialect: Dialect) -> dict[str, tuple[str, str]]:
     return found
 
 
-def live_labels(families: list[Metric]) -> dict[str, frozenset[str]]:
-    """What a server shows: each series' name and the labels it was seen with; families without series have none."""
-    found: dict[str, frozenset[str]] = {}
+def page_of(families: Iterable[Metric]) -> Page:
+    """What a server shows, from its families."""
+    labels: dict[str, frozenset[str]] = {}
+    bounds: dict[str, frozenset[float]] = {}
     for family in families:
         for sample in family.samples:
-            found[sample.name] = found.get(sample.name, frozenset()) | frozenset(sample.labels)
+            labels[sample.name] = labels.get(sample.name, frozenset()) | frozenset(sample.labels)
+            if sample.name.endswith("_bucket") and "le" in sample.labels:
+                bounds[sample.name] = bounds.get(sample.name, frozenset()) | {float(sample.labels["le"])}
         if not family.samples:
-            found.setdefault(family.name + ("_total" if family.type == "counter" else ""), frozenset())
-    return found
+            labels.setdefault(family.name + ("_total" if family.type == "counter" else ""), frozenset())
+    return Page(labels, bounds)

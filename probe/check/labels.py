@@ -6,6 +6,7 @@ come from the user's own scrape configuration.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +30,7 @@ from probe.check.replacements import LABEL_MEANT
 from probe.check.subject import Subject, text_of
 from probe.check.vocabulary import Resolution
 
-_NUMBER = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"\+?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|Inf)")
 _POSITIVE = (promql.MatchOp.Equal, promql.MatchOp.Re)
 
 
@@ -156,22 +157,37 @@ def _relabelled(subject: Subject, label: str, meant: str) -> str | None:
 def _le_spelling(subject: Subject) -> Iterator[Finding]:
     for use in subject.uses:
         meaning = subject.meaning(use)
-        if meaning.part != "_bucket" or meaning.engine is None or meaning.engine.name not in _PYTHON_CLIENT:
+        if meaning.part != "_bucket" or meaning.engine is None:
             continue
         for matcher in use.selector.matchers.matchers:
-            if matcher.name != "le":
-                continue
             value = str(matcher.value)
-            spelt = "|".join(_spelling(part) for part in value.split("|"))
-            if spelt == value or not all(_NUMBER.fullmatch(part) or part == "+Inf" for part in value.split("|")):
+            if matcher.name != "le" or not all(_NUMBER.fullmatch(part) for part in value.split("|")):
                 continue
-            yield subject.finding(
-                "le-spelling",
-                f'le="{value}" matches nothing, the bucket is exposed as le="{spelt}": {subject.effect}.',
-                f'le="{spelt}"',
-                at=use.name,
-                corrected=subject.query.text.replace(f'"{value}"', f'"{spelt}"').replace(f"'{value}'", f"'{spelt}'"),
-            )
+            spelt = "|".join(_spelling(part) for part in value.split("|"))
+            if spelt != value and meaning.engine.name in _PYTHON_CLIENT:
+                text = str(subject.query.text)
+                yield subject.finding(
+                    "le-spelling",
+                    f'le="{value}" matches nothing, the bucket is exposed as le="{spelt}": {subject.effect}.',
+                    f'le="{spelt}"',
+                    at=use.name,
+                    corrected=text.replace(f'"{value}"', f'"{spelt}"').replace(f"'{value}'", f"'{spelt}'"),
+                )
+            yield from _no_such_bound(subject, use.name, value)
+
+
+def _no_such_bound(subject: Subject, name: str, value: str) -> Iterator[Finding]:
+    """Bounds that a live server does not have; without one they are not known."""
+    bounds = subject.vocabulary.page.bounds.get(name) if subject.vocabulary.page is not None else None
+    missing = [part for part in value.split("|") if bounds and float(part) not in bounds]
+    if bounds and missing:
+        near = min(bounds, key=lambda bound: abs(bound - float(missing[0])))
+        yield subject.finding(
+            "le-spelling",
+            f"{name} has no bucket le={missing[0]}; near it there is {_spelling(repr(near))}: {subject.effect}.",
+            f'le="{_spelling(repr(near))}", or another of {", ".join(_spelling(repr(one)) for one in sorted(bounds))}',
+            at=name,
+        )
 
 
 _PYTHON_CLIENT = ("vllm", "sglang", "tensorrt-llm", "kvoncall")  # these write bounds as Python's client does
@@ -179,8 +195,8 @@ _PYTHON_CLIENT = ("vllm", "sglang", "tensorrt-llm", "kvoncall")  # these write b
 
 def _spelling(number: str) -> str:
     """A bucket's bound as the Python client writes it: always with a decimal point, from a million on as a power."""
-    if not _NUMBER.fullmatch(number):
-        return number
+    if not math.isfinite(float(number)):
+        return "+Inf"
     written = repr(float(number))
     whole = written.find(".")
     if whole > 6:

@@ -13,7 +13,7 @@ from probe.check.subject import Subject
 from probe.check.vocabulary import Engine, Resolution
 
 _DEFECTS = ("hidden", "gone", "future", "unknown", "missing-total", "bare-histogram", "prefix")
-_NOT_NOW = ("gated", "stranger")
+_NOT_NOW = ("gated", "not-shown", "stranger")
 
 
 def check_names(subject: Subject) -> Iterator[Finding]:
@@ -79,7 +79,9 @@ def _finding(subject: Subject, meaning: Resolution, corrected: str | None) -> Fi
     elif meaning.status == "prefix":
         code = "wrong-prefix"
         why = f"{engine.name} exposes no name that begins like {name!r}: {subject.effect}"
-        if name.partition("_")[0] == engine.name:
+        if subject.vocabulary.page is not None and meaning.instead in subject.vocabulary.page.labels:
+            why = f"the server at hand exposes {meaning.instead}, not {name}: {subject.effect}"
+        elif name.partition("_")[0] == engine.name:
             why += " (unless something on the way turns colons into underscores)"
     elif meaning.status == "bare-histogram":
         why = f"{name} is a histogram: it is exposed as {name}_bucket, {name}_sum and {name}_count; {subject.effect}"
@@ -90,8 +92,11 @@ def _finding(subject: Subject, meaning: Resolution, corrected: str | None) -> Fi
     elif meaning.status == "gated":
         severity, why = INFO, f"{name} is exposed by {here} only with {_gate(meaning)}"
         write = "make sure that the server has it, or the expression stays empty"
-        if subject.vocabulary.live and engine.name in subject.vocabulary.chosen:
+        if subject.vocabulary.page is not None and engine.name in subject.vocabulary.chosen:
             severity, why = WARNING, f"{why}, and the server at hand does not expose it"
+    elif meaning.status == "not-shown":
+        severity, why = INFO, f"{name} is known in {here}, but the server at hand does not show it now"
+        write = "nothing if it shows up with the first event"
     elif meaning.status == "gone":
         why = f"{name} is gone from {here}: last in {_last(meaning)}; {subject.effect}"
     elif meaning.status == "future":

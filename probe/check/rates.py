@@ -18,6 +18,7 @@ _COUNTER_FUNCTIONS = (*RATES, "resets", "changes", "absent_over_time", "present_
 _NO_VALUE_FUNCTIONS = ("absent", "timestamp", "histogram_count", "histogram_sum")
 _SCRAPES = 4
 _VARIABLE_INTERVAL = re.compile(r"\[\s*(\$__interval|\$\{__interval\}|\[\[__interval\]\])\s*(?=[\]:])")
+_ANY_WINDOW = re.compile(r"\[([^\]:\[]+)\]")
 _LITERAL_WINDOW = re.compile(r"\[\s*((?:\d+(?:ms|[smhdwy]))+)\s*\]")
 
 
@@ -97,12 +98,20 @@ def _inside_rate(use: Use) -> bool:
 def _with_rates(subject: Subject, wanting: list[Use]) -> str | None:
     """The text with a rate around each metric, where each stands once and without a window of its own."""
     text = str(subject.query.text)
+    how, window = _as_the_rest(subject)
     for use in wanting:
         pattern = re.compile(rf"(?<![\w:]){re.escape(use.name)}(?![\w:])(\s*\{{(?:[^{{}}\"']|\"[^\"]*\"|'[^']*')*\}})?")
         if use.function or use.selector.offset is not None or len(pattern.findall(text)) != 1:
             return None
-        text = pattern.sub(lambda match: f"rate({match[0]}[{subject.rate_window}])", text)
+        text = pattern.sub(lambda match: f"{how}({match[0]}[{window}])", text)
     return text
+
+
+def _as_the_rest(subject: Subject) -> tuple[str, str]:
+    """The function and window that the expression uses elsewhere, so that both sides of a quotient agree."""
+    functions = [use.function for use in subject.uses if use.function in ("rate", "increase")]
+    windows = _ANY_WINDOW.findall(subject.query.text)
+    return (functions[0], windows[0].strip()) if functions and windows else ("rate", subject.rate_window)
 
 
 def _rate_of_a_sum(subject: Subject) -> Iterator[Finding]:

@@ -25,11 +25,20 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Absence:
+    """What an alert asks `absent()` of: a metric, of one job or any (""), `filtered` by a comparison as `up == 1`."""
+
+    name: str
+    job: str
+    filtered: bool
+
+
+@dataclass(frozen=True)
 class File:
-    """What all queries say together: names of recording rules, and metrics some alert asks `absent()` of."""
+    """What all queries say together: names of recording rules, and what alerts ask the absence of."""
 
     recorded: frozenset[str]
-    absent: frozenset[str]
+    absent: frozenset[Absence]
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,11 @@ class Subject:
             return " ".join(str(changed.prettify()).split())
         except ValueError:
             return None
+
+
+def job_of(selector: Any) -> str:
+    """The value of a selector's matcher of `job`, "" without one."""
+    return next((str(matcher.value) for matcher in selector.matchers.matchers if matcher.name == "job"), "")
 
 
 def text_of(node: Any) -> str:

@@ -136,11 +136,12 @@ def check_units(subject: Subject) -> Iterator[Finding]:
 def _percent(subject: Subject, comparison: Comparison, measured: Quantity) -> Iterator[Finding]:
     limit, threshold, op = measured.factor, comparison.threshold, comparison.op
     per_cent = same_number(limit, 100.0)
-    if threshold > limit * (1 + 1e-9) or (threshold < 0 and op in ("<", "<=", "==")):
+    beyond = threshold > limit * (1 + 1e-9)
+    if beyond or (op == ">" and same_number(threshold, limit)) or (threshold < 0 and op in ("<", "<=", "==")):
         right = threshold / 100 * limit
         effect = subject.effect if op in (">", ">=", "==") else "the comparison is always true"
         why = f"`{text_of(comparison.value)}` goes from 0 to {limit:g} and is compared with {threshold:g}: {effect}."
-        fits = 0 < right <= limit
+        fits = beyond and 0 < right <= limit
     elif per_cent and 0 < threshold <= 1 and op in (">", ">=", "<", "<="):
         right, fits = threshold * 100, True
         why = f"`{text_of(comparison.value)}` goes from 0 to 100 and is compared with {threshold:g}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from probe.check.replacements import OTHER_EXPORTERS, REPLACED
@@ -72,8 +72,8 @@ class Engine:
 class Resolution:
     """What a name means; `era` is the last one where the metric is gone.
 
-    `status`: live, gated, hidden, gone, future, unknown, missing-total, bare-histogram,
-    prefix (of no engine, though near to one's), stranger (the same, near to nothing), neighbour or foreign.
+    `status`: live, gated, hidden, gone, future, unknown, missing-total, bare-histogram, not-shown (by the live
+    server), prefix (of no engine, though near to one's), stranger (the same, near to nothing), neighbour or foreign.
     """
 
     name: str
@@ -120,17 +120,26 @@ def _unit_of_name(base: str) -> str:
     return "seconds" if re.search(r"_seconds(_total)?$", base) else ""
 
 
+@dataclass(frozen=True)
+class Page:
+    """What a live server shows: `labels` by name of series (or of a family without series), `bounds` of buckets."""
+
+    labels: Mapping[str, frozenset[str]]
+    bounds: Mapping[str, frozenset[float]] = field(default_factory=dict)
+
+    def shows(self, resolution: Resolution) -> bool:
+        """Whether it shows the family, if not one of its series."""
+        return not self.labels.keys().isdisjoint({resolution.base, _swapped(resolution.base)})
+
+
 class Vocabulary:
-    """All engines, and the live server if there is one: name -> labels of its series."""
+    """All engines, and the live server if there is one."""
 
     def __init__(
-        self,
-        engines: Mapping[str, Engine],
-        live: Mapping[str, frozenset[str]] | None = None,
-        chosen: frozenset[str] = frozenset(),
+        self, engines: Mapping[str, Engine], page: Page | None = None, chosen: frozenset[str] = frozenset()
     ) -> None:
         self.engines = dict(engines)
-        self.live = live or {}
+        self.page = page
         self.chosen = chosen  # engines the user named: their metrics without a prefix are theirs too
         self._resolved: dict[str, Resolution] = {}
 
@@ -146,9 +155,15 @@ class Vocabulary:
             return _of_neighbour(name)
         native = _native(name, engine.name)
         found = _in_engine(native, engine)
-        if name in self.live:
-            era = found.era or _any_era(engine, found.base)
-            return Resolution(name, "live", engine, found.base, found.part, era)
+        if self.page is not None and name in self.page.labels:
+            return Resolution(name, "live", engine, found.base, found.part, found.era)
+        if self.page is not None and engine.name in self.chosen:
+            other = _swapped(name)
+            if other in self.page.labels:
+                return Resolution(name, "prefix", engine, found.base, found.part, found.era, instead=other)
+            spelt_right = native == name or engine.name in _BOTH_SEPARATORS
+            if found.status == "live" and spelt_right and not self.page.shows(found):
+                return replace(found, name=name, status="not-shown")
         if native != name and engine.name not in _BOTH_SEPARATORS:
             return _other_separator(name, found, engine)
         if found.status == "unknown" and (name in OTHER_EXPORTERS or name.count(":") > 1):
@@ -182,7 +197,7 @@ class Vocabulary:
             compiled = re.compile(pattern)
         except re.error:
             return True
-        names = set(self.live)
+        names = set(self.page.labels) if self.page is not None else set()
         for base in engine.metrics:
             era = engine.era(base)
             if era is not None and era.gate != HIDDEN:
@@ -193,9 +208,8 @@ class Vocabulary:
 
     def labels_of(self, resolution: Resolution) -> frozenset[str] | None:
         """The labels of a metric's series: the live server's where it shows the metric."""
-        if self.live.get(resolution.name):
-            return self.live[resolution.name]
-        return resolution.labels
+        shown = self.page.labels.get(resolution.name) if self.page is not None else None
+        return shown or resolution.labels
 
     def domain_labels(self, engine: Engine) -> frozenset[str]:
         """Every label any metric of the engine has in any version."""
@@ -218,6 +232,12 @@ def _native(name: str, engine: str) -> str:
     if prefix.startswith("nv_"):
         return name
     return prefix[:-1] + _SEPARATOR[engine] + name[len(prefix) :]
+
+
+def _swapped(name: str) -> str:
+    """The name with the other separator after its prefix."""
+    prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
+    return prefix[:-1] + {":": "_", "_": ":"}[prefix[-1]] + name[len(prefix) :] if prefix else name
 
 
 def _in_engine(name: str, engine: Engine) -> Resolution:

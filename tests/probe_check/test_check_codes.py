@@ -188,3 +188,13 @@ def test_every_correction_parses_and_no_longer_has_the_defect(rule, panel):
             again = {(other.code, other.why) for other in _codes(form, rule, panel, finding.corrected)}
             assert (finding.code, finding.why) not in again, finding.corrected
     assert corrected >= len(ALL) // 2
+
+
+def test_a_counter_beside_an_increase_gets_the_same_window(rule):
+    found = rule("increase(vllm:num_preemptions_total[15m]) / vllm:request_success_total > 0.05")
+    assert "increase(vllm:request_success_total[15m])" in found[0].corrected
+
+
+def test_a_limit_that_a_ratio_cannot_pass(rule):
+    assert [finding.code for finding in rule("max(vllm:kv_cache_usage_perc) > 1")] == ["percent-scale"]
+    assert rule("max(vllm:kv_cache_usage_perc) >= 1") == []

@@ -155,5 +155,25 @@ def test_a_missing_file_says_one_sentence(tmp_path):
 
 
 def test_unknown_yaml_tags_do_not_matter(find):
-    text = "x: !secret abc\ngroups: [{rules: [{alert: A, expr: 'vllm:gpu_cache_usage_perc > 1', for: 1m}]}]\n"
+    text = "x: !secret abc\ngroups: [{rules: [{alert: A, expr: 'vllm:gpu_cache_usage_perc > 0.9', for: 1m}]}]\n"
     assert {finding.code for finding in find(text)} == {"unknown-metric", "no-runbook"}
+
+
+def test_an_unrendered_template_in_an_expression_is_named(find):
+    found = find("groups: [{rules: [{alert: A, expr: 'up > {{ .Values.limit }}'}]}]")
+    assert [(finding.code, "helm template" in finding.why) for finding in found] == [("parse-error", True)]
+
+
+@pytest.mark.parametrize(
+    ("counted", "absent", "silent"),
+    [
+        ('sum(up{job="a"}) == 0', 'absent(up{job="a"})', False),
+        ('sum(up{job="a"}) == 0', "absent(up)", False),
+        ('sum(up{job="a"}) == 0', 'absent(up{job="b"})', True),
+        ('count(up{job="a"} == 1) < 1', 'absent(up{job="a"})', True),
+        ('count(up{job="a"} == 1) < 1', 'absent(up{job="a"} == 1)', False),
+    ],
+)
+def test_another_alert_may_speak_in_an_outage(counted, absent, silent, find):
+    text = f"groups: [{{rules: [{{alert: A, expr: '{counted}', for: 1m}}, {{alert: B, expr: '{absent}', for: 1m}}]}}]"
+    assert ("silent-in-outage" in {finding.code for finding in find(text)}) is silent

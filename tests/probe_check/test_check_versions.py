@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from probe.check.check import check_queries
+from probe.check.documents import read_text
+from probe.check.engines import page_of, vocabulary
+from probe.check.query import find_queries
+from probe.check.subject import Settings
 
 
 def _codes(findings):
@@ -136,3 +143,43 @@ def test_a_scrape_interval_makes_windows_too_short(rule):
     expr = "rate(vllm:num_preemptions_total[2m]) > 1"
     assert _codes(rule(expr)) == set()
     assert _codes(rule(expr, scrape_s=60)) == {"fixed-window-too-short"}
+
+
+SGLANG = """\
+# TYPE sglang_token_usage gauge
+sglang_token_usage{model_name="m"} 0.5
+# TYPE sglang_time_to_first_token_seconds histogram
+sglang_time_to_first_token_seconds_bucket{model_name="m",le="0.5"} 1
+sglang_time_to_first_token_seconds_bucket{model_name="m",le="2.0"} 1
+sglang_time_to_first_token_seconds_bucket{model_name="m",le="+Inf"} 1
+sglang_time_to_first_token_seconds_sum{model_name="m"} 0.3
+sglang_time_to_first_token_seconds_count{model_name="m"} 1
+# TYPE sglang_num_retracted_requests counter
+"""
+
+
+@pytest.fixture(scope="module")
+def live():
+    known, _ = vocabulary({"sglang": "0.5.23"}, page_of(text_string_to_metric_families(SGLANG)))
+
+    def of(expr):
+        text = f"groups: [{{rules: [{{record: r, expr: '{expr}'}}]}}]"
+        return check_queries(find_queries(read_text(text, "r.yaml"), "r.yaml"), known, Settings())
+
+    return of
+
+
+def test_a_live_server_decides_the_spelling(live):
+    assert _codes(live("max(sglang_token_usage)")) == set()
+    found = live("max(sglang:token_usage)")
+    assert [(finding.code, finding.corrected) for finding in found] == [("wrong-prefix", "max(sglang_token_usage)")]
+    assert _codes(live("rate(sglang_num_retracted_requests_total[5m])")) == set()
+
+
+def test_a_live_server_knows_its_buckets_and_what_it_does_not_show(live):
+    share = 'sum(rate(sglang_time_to_first_token_seconds_bucket{{le="{}"}}[5m]))'
+    assert live(share.format("2.0")) == []
+    found = live(share.format("2.5"))
+    assert [finding.code for finding in found] == ["le-spelling"]
+    assert "near it there is 2.0" in found[0].why
+    assert [finding.severity for finding in live("sum(sglang_num_running_reqs)")] == ["info"]
