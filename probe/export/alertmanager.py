@@ -14,7 +14,7 @@ from probe.export.alerts import ALL_MISSING, Selection, alert_name
 from probe.export.naming import RULE_BREACH, TARGET_LABELS
 from probe.export.yaml_text import yaml_text
 
-WEBHOOK_PATH = "/webhook/alertmanager"
+WEBHOOK_PATH = "/api/alertmanager"
 
 
 def alertmanager_text(selection: Selection) -> str:

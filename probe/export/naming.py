@@ -86,11 +86,10 @@ class Names:
             over = self._exposed(source.over, "", ())
             ignoring = tuple(sorted({*source.match, *source.over.match}))
             found = dataclasses.replace(found, over=over, ignoring=ignoring)
-        only = self.dialect.only_models_of
-        if only and source.name != only and (model := self.dialect.model_label) in self._labels_of(source.name):
-            found = dataclasses.replace(
-                found, only_with=_selector(only, self._common()), only_with_on=(*TARGET_LABELS, model or "")
-            )
+        only, model = self.dialect.only_models_of, self.dialect.model_label
+        if only and model in self._labels_of(source.name) and not self._of_one_family(source.name, only):
+            marker = _selector(only, self._common())
+            found = dataclasses.replace(found, only_with=marker, only_with_on=(*TARGET_LABELS, model or ""))
         return found
 
     def exposed_name(self, canonical: str) -> str:
@@ -158,6 +157,9 @@ class Names:
         asked = [(self.exposed_label(label) or label, value) for label, value in match]
         bound = source.factor if suffix == "_bucket" else 1.0
         return _selector(source.name + suffix, [*self._common(), *own, *_matchers(asked, bound)])
+
+    def _of_one_family(self, name: str, other: str) -> bool:
+        return any(name.startswith(prefix) and other.startswith(prefix) for prefix in self.dialect.prefixes)
 
     def _common(self) -> list[str]:
         return [*([job_matcher(self.jobs)] if self.jobs else []), *self.matchers]

@@ -6,6 +6,7 @@ Text is laid out for reading: one line where it fits, else an operand a line.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from probe.alerts.expr import (
@@ -64,24 +65,34 @@ def _leaf(leaf: Leaf, names: Names) -> _Text:
     found = names.select(metric_of(leaf), () if isinstance(leaf, Quantile) else leaf.match)
     if isinstance(leaf, Quantile):
         return _quantile(leaf, found, names)
-    text = _read(leaf, found.selector)
-    joined = False
-    if found.over is not None:
+    if isinstance(leaf, Changes):
+        found = dataclasses.replace(found, factor=1.0)  # a change is one in any unit
+    whole: Leaf = leaf
+    if isinstance(leaf, OverTime | Derivative):
         # The capacity stands still: its mean is its value, whatever is asked of what is used.
-        whole = dataclasses.replace(leaf, how="avg") if isinstance(leaf, OverTime) else leaf
+        whole = OverTime("avg", leaf.metric, leaf.window_s, leaf.match)
+    return _reading(found, lambda selector: _read(leaf, selector), lambda selector: _read(whole, selector))
+
+
+def reading(found: Selected, read: Callable[[str], str]) -> str:
+    """A canonical series in its unit, where `read` makes PromQL of a selector."""
+    return _reading(found, read, read).text
+
+
+def _reading(found: Selected, read: Callable[[str], str], read_whole: Callable[[str], str]) -> _Text:
+    text = _Text(read(found.selector))
+    if found.over is not None:
         ignoring = f"/ ignoring ({', '.join(found.ignoring)})" if found.ignoring else "/"
-        if isinstance(leaf, Derivative):
-            whole = OverTime("avg", leaf.metric, leaf.window_s, leaf.match)
-        text, joined = _joined(text, ignoring, f"({_read(whole, found.over)} > 0)"), True
+        text = _Text(_joined(text.operand, ignoring, f"({read_whole(found.over)} > 0)"), joined=True)
     if found.only_with is not None:
         on = f"and on ({', '.join(found.only_with_on)})"
-        text, joined = _joined(_Text(text, joined).operand, on, found.only_with), True
-    if found.factor != 1.0 and not isinstance(leaf, Changes):
-        text, joined = _joined(_Text(text, joined).operand, "*", number(found.factor)), True
-    return _Text(text, joined)
+        text = _Text(_joined(text.operand, on, found.only_with), joined=True)
+    if found.factor != 1.0:
+        text = _Text(_joined(text.operand, "*", number(found.factor)), joined=True)
+    return text
 
 
-def _read(leaf: Instant | Increase | OverTime | Changes | Derivative, selector: str) -> str:
+def _read(leaf: Leaf, selector: str) -> str:
     if isinstance(leaf, Instant):
         return selector
     ranged = f"{selector}[{duration(leaf.window_s)}]"
@@ -93,14 +104,20 @@ def _read(leaf: Instant | Increase | OverTime | Changes | Derivative, selector: 
 
 
 def _quantile(leaf: Quantile, found: Selected, names: Names) -> _Text:
-    metric = names.select(f"{leaf.metric}_sum")  # what scales its values, not the counts of its buckets
+    return _quantile_of(leaf.q, leaf.metric, lambda s: f"increase({s}[{duration(leaf.window_s)}])", found, names)
+
+
+def quantile(q: float, metric: str, names: Names, read: Callable[[str], str]) -> str:
+    """The q-quantile of a histogram by target, where `read` makes PromQL of the selector of its buckets."""
+    return _quantile_of(q, metric, read, names.select(f"{metric}_bucket"), names).text
+
+
+def _quantile_of(q: float, metric: str, read: Callable[[str], str], found: Selected, names: Names) -> _Text:
     by = ", ".join((*names.labels(()), "le"))
-    grown = _Text(f"increase({found.selector}[{duration(leaf.window_s)}])")
-    if found.only_with is not None:
-        grown = _Text(_joined(grown.text, f"and on ({', '.join(found.only_with_on)})", found.only_with))
-    buckets = _enclosed(f"sum by ({by}) ", grown.text)
-    text = _enclosed("histogram_quantile", _listed(number(leaf.q), buckets))
-    return _Text(text) if metric.factor == 1.0 else _Text(_joined(text, "*", number(metric.factor)), joined=True)
+    buckets = _enclosed(f"sum by ({by}) ", reading(found, read))
+    text = _Text(_enclosed("histogram_quantile", _listed(number(q), buckets)))
+    factor = names.select(f"{metric}_sum").factor  # what scales its values, not the counts of its buckets
+    return text if factor == 1.0 else _Text(_joined(text.text, "*", number(factor)), joined=True)
 
 
 def _listed(first: str, second: str) -> str:
