@@ -124,7 +124,7 @@ class Leadership:
         waiting = [w.waiting_since for w in due]
         for watched in due:
             watched.waiting_since = None
-        updates = [update for w in due for update in w.evaluator.evaluate(now)]
+        updates, failure = _evaluated(due, now)
         try:
             await self._save(updates)
         except StoreError:
@@ -133,6 +133,8 @@ class Leadership:
             raise
         for watched, taken_in in zip(due, news, strict=True):
             watched.evaluated, watched.evaluated_at = taken_in, at
+        if failure is not None:
+            raise failure
         self._count(len(due), time.monotonic() - at, [time.monotonic() - w for w in waiting if w is not None])
 
     def _count(self, evaluations: int, seconds: float, lags: list[float]) -> None:
@@ -305,6 +307,19 @@ class Leadership:
                 await asyncio.to_thread(self._store.targets.set_facts, target.name, facts)
             except StoreError:
                 return  # read again in a minute
+
+
+def _evaluated(due: Sequence[_Watched], now: float) -> tuple[list[AlertUpdate], Exception | None]:
+    """Updates of all targets; what fails on one is handed back after the others had their turn."""
+    updates: list[AlertUpdate] = []
+    failure: Exception | None = None
+    for watched in due:
+        try:
+            updates += watched.evaluator.evaluate(now)
+        except Exception as error:
+            error.add_note(f"while evaluating the rules of {watched.target.name}")
+            failure = failure or error
+    return updates, failure
 
 
 def _counters(engine: str) -> frozenset[str]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from prometheus_api_client import PrometheusConnect
@@ -109,8 +110,9 @@ class PrometheusServer:
         return RangeAnswer(list(found.values()), tuple(warnings), problem)
 
     def _range_part(self, promql: str, start: float, end: float, step: float) -> list[Series]:
-        exact = {"start": f"{start:.3f}", "end": f"{end:.3f}"}  # the client would round to seconds
-        result = self._ask(lambda: self._connect.custom_query_range(promql, None, None, f"{step:g}", params=exact))
+        exact = {"start": f"{start:.3f}", "end": f"{end:.3f}"}  # the client rounds its times to seconds
+        begin, stop = datetime.fromtimestamp(start, UTC), datetime.fromtimestamp(end, UTC)
+        result = self._ask(lambda: self._connect.custom_query_range(promql, begin, stop, f"{step:.3f}", params=exact))
         return _series(result, self.url)
 
     def _ask(self, call: Callable[[], Any]) -> Any:
