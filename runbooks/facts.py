@@ -43,6 +43,16 @@ class TrafficFacts:
 
 
 @dataclass(frozen=True)
+class UnreadMetric:
+    """A metric that the report on a target's page says is not read: hidden or missing, and what to do about it."""
+
+    name: str
+    status: str
+    todo: str = ""
+    required: bool = False
+
+
+@dataclass(frozen=True)
 class TargetFacts:
     """One target: its engine ("kvoncall" is the embedded one), its flags in force and its measured memory.
 
@@ -50,7 +60,7 @@ class TargetFacts:
     `activation_peak_bytes` belongs to `max_num_batched_tokens`. `oom_allocation_bytes` is the size of the allocation
     that failed, where an out-of-memory exit told it. `quality_candidates`: formats measured on this very model.
     `isolation`: what is known of a breach of the prefix cache's isolation. `other_processes_bytes`: device memory that
-    processes other than the engine's hold. `coverage`: for a metric that is read, whether the target exposes it.
+    processes other than the engine's hold. `unread`: what its page of metrics lacks; None where it was not looked at.
     """
 
     engine: str
@@ -75,7 +85,7 @@ class TargetFacts:
     quality_candidates: tuple[QualityCandidate, ...] = ()
     isolation: IsolationFacts | None = None
     other_processes_bytes: int | None = None
-    coverage: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[UnreadMetric, ...] | None = None
 
     @property
     def utilization(self) -> float | None:
@@ -99,7 +109,7 @@ class TargetFacts:
 
 
 # These have a form of their own in a dict of facts.
-_READ_BELOW = ("dims", "traffic", "quality_candidates", "isolation", "coverage")
+_READ_BELOW = ("dims", "traffic", "quality_candidates", "isolation", "unread")
 
 
 def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
@@ -107,7 +117,7 @@ def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
 
     Field names of `TargetFacts` among the keys fill what those do not tell; "traffic" is a dict of `TrafficFacts`,
     "quality_candidates" a list of dicts of `QualityCandidate`, "isolation" a dict of `IsolationFacts`, "coverage" the
-    report of an attachment, whose "rows" have "canonical" and "status".
+    report on a target's page, whose "rows" have "canonical", "status", "todo" and "required".
     """
     read = _from_debug_engine(facts) if _plan_of(facts) else _from_cache_config_info(facts)
     for name in (f.name for f in dataclasses.fields(TargetFacts)):
@@ -121,15 +131,19 @@ def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
         read["traffic"] = TrafficFacts(**{k: v for k, v in traffic.items() if k in known})
     read["quality_candidates"] = read_candidates(facts.get("quality_candidates") or ())
     read["isolation"] = read_isolation(facts.get("isolation"))
-    read["coverage"] = _coverage_of(facts.get("coverage"))
+    read["unread"] = _unread(facts.get("coverage"))
     return TargetFacts(**read)
 
 
-def _coverage_of(report: Any) -> dict[str, str]:
+def _unread(report: Any) -> tuple[UnreadMetric, ...] | None:
     rows = report.get("rows") if isinstance(report, Mapping) else None
-    if not isinstance(rows, list):
-        return {}
-    return {str(row["canonical"]): str(row["status"]) for row in rows if {"canonical", "status"} <= row.keys()}
+    if not isinstance(rows, list | tuple):
+        return None
+    return tuple(
+        UnreadMetric(str(row["canonical"]), row["status"], str(row.get("todo") or ""), bool(row.get("required")))
+        for row in rows
+        if row.get("status") in ("hidden", "missing")
+    )
 
 
 def _plan_of(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from runbooks.changes import Draft, Recommendation
 from runbooks.facts import TargetFacts
-from runbooks.remedies.pool import BLOCKS_OVERRIDE, UTILIZATION
+from runbooks.remedies.pool import UTILIZATION
 
 ID = "kv-block-leak"
-THRESHOLD = 0.01  # the rule's
 
 
 def advise(facts: TargetFacts) -> Recommendation:
@@ -29,7 +28,6 @@ def advise(facts: TargetFacts) -> Recommendation:
     )
     draft.step("Until the cause is known: restart at a quiet hour, before the leak reaches the blocks that peaks need")
     draft.refuse(UTILIZATION, None, "will not help: a larger pool leaks the same blocks, only later")
-    draft.refuse(BLOCKS_OVERRIDE, None, "will not help: as above")
     draft.refuse(
         "--enable-prefix-caching", False, "will not help: cached blocks that nobody uses count as free on this metric"
     )

@@ -14,35 +14,35 @@ HIDDEN, NO_STATS, ENABLE = "--show-hidden-metrics-for-version", "--disable-log-s
 def advise(facts: TargetFacts) -> Recommendation:
     """What switches the missing metrics on, by engine and version."""
     draft = Draft(ID, facts)
-    missing = sorted(name for name, status in facts.coverage.items() if status == "missing")
-    hidden = sorted(name for name, status in facts.coverage.items() if status == "hidden")
     if facts.engine == SGLANG:
         _switch_on(draft)
     elif facts.engine == TENSORRT_LLM:
         draft.step(
-            "Set return_perf_metrics: true in the YAML, and for iterations enable_iter_perf_stats: true; scrape "
-            "/prometheus/metrics, /metrics is JSON"
+            "Set return_perf_metrics: true in the YAML, and enable_iter_perf_stats: true for those of iterations; "
+            "scrape /prometheus/metrics, as /metrics is JSON"
         )
     else:
         _stats_on(draft)
         if facts.engine == VLLM:
-            _hidden_again(draft, hidden)
+            _hidden_again(draft)
+    for metric in facts.unread or ():
+        if metric.todo and (metric.required or metric.status == "hidden"):
+            draft.step(f"{metric.name}: {metric.todo}")
     _newer_than_known(draft)
-    draft.step(
-        "Look at what is served: `curl -s URL/metrics | grep -c ^# HELP`; a proxy or a sidecar may answer in the "
-        "engine's place"
-    )
-    if not facts.coverage:
-        draft.lacks("the report of which metrics the target exposes: attach it again")
-    names = ", ".join(hidden + missing)
-    what = f"Not exposed: {names}" if names else "Which metrics are missing is in the target's report"
+    draft.step("See who answers: `curl -s URL/metrics | head`; a proxy or a sidecar may stand in the engine's place")
+    if facts.unread is None:
+        draft.lacks("the report on which metrics the target exposes: attach it again")
+    names = ", ".join(metric.name for metric in facts.unread or () if metric.required)
+    what = f"Not read: {names}" if names else "Which metrics are missing is in the target's report"
     if draft.changes:
-        return draft.done(f"{what}. " + ", ".join(f"{c.flag} {_word(c.to)}" for c in draft.changes))
+        return draft.done(f"{what}. " + ", ".join(_in_words(c.flag, c.to) for c in draft.changes))
     return draft.done(f"{what}. No flag can be named that would bring them; the steps say where to look")
 
 
-def _word(value: object) -> str:
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+def _in_words(flag: str, to: object) -> str:
+    if to is None:
+        return f"remove {flag}"
+    return f"set {flag}" if to is True else f"set {flag} {to}"
 
 
 def _switch_on(draft: Draft) -> None:
@@ -73,8 +73,9 @@ def _stats_on(draft: Draft) -> None:
         )
 
 
-def _hidden_again(draft: Draft, hidden: list[str]) -> None:
+def _hidden_again(draft: Draft) -> None:
     """vLLM takes only the minor before its own; what was hidden earlier is gone."""
+    hidden = [metric.name for metric in draft.facts.unread or () if HIDDEN in metric.todo]
     version = version_key(draft.facts.version or "")
     if len(version) < 2 or version[1] == 0:
         draft.lacks(f"the version: {HIDDEN} takes the minor before it")
@@ -86,8 +87,7 @@ def _hidden_again(draft: Draft, hidden: list[str]) -> None:
     draft.propose(
         HIDDEN,
         before,
-        why=f"{len(hidden)} of the metrics are hidden in {draft.facts.version}: {', '.join(hidden)}; only the minor "
-        "before brings them back",
+        why=f"{draft.facts.version} hides {', '.join(hidden)}; {before}, the minor before, brings them back",
         expected="the old names for one more minor",
         cost="gone for good with the next minor: move to the new names",
         verify="up == 1",

@@ -12,6 +12,8 @@ import pytest
 
 from engine.config import EngineConfig, apply_changes
 from probe.alerts.rules import DEFAULT_RULES
+from probe.collect.coverage import coverage
+from probe.dialects import load_dialect
 from runbooks.changes import Recommendation, refusal_reason
 from runbooks.flags import catalog, embedded_flags, why_absent, why_value_absent
 from runbooks.recommend import FlagChange, TargetFacts, TrafficFacts, from_facts, recommend
@@ -59,7 +61,14 @@ SIZED: dict[str, Any] = {
     "activation_peak_bytes": 4 * GIB, "kv_bytes_per_token": 131_072, "kv_bytes_per_block": 2_097_152,
     "other_processes_bytes": 8 * GIB, "max_model_len": 131_072,
 }  # fmt: skip
-COVERAGE = {"rows": [{"canonical": "kv_usage_ratio", "status": "hidden"}, {"canonical": "up", "status": "present"}]}
+SHOW = "--show-hidden-metrics-for-version"
+COVERAGE = {
+    "rows": [
+        {"canonical": "kv_usage_ratio", "status": "hidden", "todo": f"needs {SHOW}", "required": True},
+        {"canonical": "kv_block_idle_before_evict_seconds", "status": "hidden", "todo": "needs --kv-cache-metrics"},
+        {"canonical": "requests_running", "status": "present", "todo": None, "required": True},
+    ]
+}
 ENGINES = [
     ("kvoncall", None), ("vllm", "0.6.6"), ("vllm", "0.10.2"), ("vllm", "0.24.0"), ("vllm", "0.33.0"), ("vllm", None),
     ("sglang", "0.4.6.post5"), ("sglang", "0.5.23"), ("tensorrt-llm", "1.3.0"), ("tgi", None),
@@ -106,7 +115,7 @@ def test_the_flags_that_steps_name_exist() -> None:
         steps = " ".join(recommend(rule, replace(target(engine, version, **knowledge), traffic=BUSY)).steps)
         own = set(re.findall(r"--[a-z][a-z-]+", steps))
         assert own <= known
-        if engine == "sglang":
+        if engine == "sglang" and "coverage" not in knowledge:
             assert own - {"--query-compute-apps", "--format", "--pid", "--target"} <= set(catalog("sglang")["flags"])
 
 
@@ -307,10 +316,19 @@ def test_sglang_has_metrics_only_when_asked() -> None:
 @pytest.mark.parametrize(("version", "before"), [("0.12.0", "0.11"), ("0.14.1", "0.13")])
 def test_hidden_names_come_back_for_the_minor_before(version: str, before: str) -> None:
     shown = recommend("metrics-unknown", target(version=version, coverage=COVERAGE))
-    assert change(shown, "--show-hidden-metrics-for-version").to == before
-    assert "kv_usage_ratio" in shown.summary
-    none = recommend("metrics-unknown", target(version=version, coverage={"rows": []}))
-    assert "none of what they need is hidden" in refused(none, "--show-hidden-metrics-for-version")
+    assert change(shown, SHOW).to == before
+    assert shown.summary.startswith("Not read: kv_usage_ratio. ")
+    assert "kv_block_idle_before_evict_seconds: needs --kv-cache-metrics" in shown.steps
+    none = recommend("metrics-unknown", target(version=version, coverage={"rows": COVERAGE["rows"][1:]}))
+    assert "none of what they need is hidden" in refused(none, SHOW)
+    assert "attach it again" in " ".join(recommend("metrics-unknown", target()).missing)
+
+
+def test_the_report_of_an_attached_target_is_read() -> None:
+    report = coverage(load_dialect("vllm"), {"vllm:num_requests_running"}, "0.33.0").to_dict()
+    unread = target(coverage=report).unread
+    assert unread is not None
+    assert {m.name for m in unread if m.required} == {"requests_waiting", "kv_usage_ratio", "requests_finished_total"}
 
 
 def test_statistics_are_switched_on_again_and_a_newer_engine_is_named() -> None:
