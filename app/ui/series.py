@@ -36,34 +36,33 @@ def held(ts: Floats, values: Floats, at: Floats, max_age: float) -> Floats:
 def increases(ts: Floats, values: Floats, at: Floats, window: float, max_age: float) -> Floats:
     """By how much a counter grew in the `window` seconds before each moment; NaN without two samples there.
 
-    The growth is between the samples inside the window (no extrapolation); a drop is a reset.
+    As in `probe.alerts.arithmetic`, so that a line and its alert agree: a drop is a reset, and what the samples inside
+    the window show is extrapolated to its edges.
     """
     if len(ts) < 2:
         return np.full(len(at), np.nan)
-    total, first, last, known = _window(ts, values, at, window, max_age)
-    return np.where(known, total[last] - total[first], np.nan)
-
-
-def rates(ts: Floats, values: Floats, at: Floats, window: float, max_age: float) -> Floats:
-    """Growth per second over the part of the window that samples cover; NaN without two samples there."""
-    if len(ts) < 2:
-        return np.full(len(at), np.nan)
-    total, first, last, known = _window(ts, values, at, window, max_age)
-    covered = np.where(known, ts[last] - ts[first], np.nan)
-    return np.where(known, (total[last] - total[first]) / covered, np.nan)
-
-
-def _window(
-    ts: Floats, values: Floats, at: Floats, window: float, max_age: float
-) -> tuple[Floats, NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
-    """The counter without its resets, the first and last sample of each window, and whether there are two."""
     step = np.diff(values)
     total = np.concatenate([[0.0], np.cumsum(np.where(step < 0, values[1:], step))])
     last = np.searchsorted(ts, at, side="right") - 1
     first = np.searchsorted(ts, at - window, side="left")
     two = (last > first) & (last >= 0)
     last, first = np.clip(last, 0, len(ts) - 1), np.clip(first, 0, len(ts) - 1)
-    return total, first, last, two & (at - ts[last] <= max_age)
+    known = two & (at - ts[last] <= max_age)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        grown, sampled = total[last] - total[first], ts[last] - ts[first]
+        mean_step = sampled / (last - first)
+        to_start, to_end = ts[first] - (at - window), at - ts[last]
+        to_zero = np.where((grown > 0) & (values[first] >= 0), sampled * (values[first] / grown), np.inf)
+        to_start = np.minimum(to_start, to_zero)
+        limit = mean_step * 1.1
+        covered = sampled + np.where(to_start < limit, to_start, mean_step / 2)
+        covered = covered + np.where(to_end < limit, to_end, mean_step / 2)
+        return np.where(known, grown * (covered / sampled), np.nan)
+
+
+def rates(ts: Floats, values: Floats, at: Floats, window: float, max_age: float) -> Floats:
+    """Growth per second over the window; NaN without two samples there."""
+    return increases(ts, values, at, window, max_age) / window
 
 
 def total(parts: Sequence[Floats], points: int) -> Floats:

@@ -37,7 +37,8 @@ def test_tiles_hold_the_seeded_figures(
     assert tiles["Requests waiting"][0] == "3"
     assert tiles["Eviction rate"] == ("62.0%", "computed 62 / 100 in 1 min")
     assert tiles["Preempted at least once"] == ("no data", "computed, over 1 min")  # not exposed in the seed
-    assert tiles["Tokens/s"][0] == "100"  # two engines, 100 tokens every 2 s each
+    # Two engines, 100 tokens every 2 s each; what no sample covers yet counts for half a scrape at most.
+    assert 80 < float(tiles["Tokens/s"][0]) <= 100
     assert tiles["Prefix hit rate"][0] == "25.0%"
     assert tiles["TTFT p95"][0] == "910 ms"  # half below 0.1 s, the rest evenly up to 1 s
     for tile in page.at.metric:
