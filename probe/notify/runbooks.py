@@ -18,7 +18,7 @@ _ABOUT = re.compile(
     r"kv ?cache|ttft|itl\b|tpot|time to first token|inter token)"
 )
 # The first that matches wins, so causes come before symptoms. Words are looked for in text like "vllm kv cache full".
-_WORDS: tuple[tuple[str, str], ...] = (
+WORDS: tuple[tuple[str, str], ...] = (
     ("prefix-isolation-breach", r"isolation|cross[ _]tenant|tenant leak"),
     ("oom", r"\boom\b|out of memory|cuda memory|oom ?killed"),
     ("preemption-livelock", r"livelock|live lock|preempt\w* (but|with|without) no|no complet|no progress"),
@@ -40,7 +40,9 @@ _WORDS: tuple[tuple[str, str], ...] = (
 
 def runbook_for(labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> str | None:
     """The id of one of our runbooks, or None."""
-    known = {_plain(page.id): page.id for page in list_runbooks()}
+    pages = [page.id for page in list_runbooks()]
+    known = {_plain(page): page for page in pages}
+    known |= {f"kv{_plain(page.removeprefix('kv-'))}": page for page in pages}  # as exported: KVEvictionStorm
     annotations = annotations or {}
     named = [labels.get("kvoncall_rule", ""), *_of_link(annotations.get("runbook_url", ""))]
     for name in [*named, labels.get("alertname", "")]:
@@ -52,8 +54,7 @@ def runbook_for(labels: Mapping[str, str], annotations: Mapping[str, str] | None
     told = [*labels.values(), *labels.keys(), annotations.get("summary", ""), annotations.get("description", "")]
     if not _ABOUT.search(f"{_words(told)} {_together(told)}"):
         return None
-    ids = set(known.values())
-    return next((page for page, pattern in _WORDS if page in ids and re.search(pattern, text)), None)
+    return next((page for page, pattern in WORDS if page in pages and re.search(pattern, text)), None)
 
 
 def _of_link(url: str) -> list[str]:

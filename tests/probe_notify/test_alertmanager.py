@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from probe.alerts.rules import DEFAULT_RULES
+from probe.export.alerts import alert_name
 from probe.notify.alertmanager import MAX_ALERTS, MAX_BYTES, PayloadError, parse_alertmanager
 from probe.notify.message import Message, describe, payload
-from probe.notify.runbooks import runbook_for
+from probe.notify.runbooks import WORDS, runbook_for
 from probe.store import Store
 
 from .conftest import START, Hook, move
@@ -114,6 +116,12 @@ def test_the_runbook_that_fits_or_none(
     labels: dict[str, str], annotations: dict[str, str], runbook: str | None
 ) -> None:
     assert runbook_for(labels, annotations) == runbook
+
+
+def test_our_own_rules_find_their_pages_under_their_exported_names() -> None:
+    for rule in DEFAULT_RULES:
+        assert runbook_for({"alertname": alert_name(rule.id)}) == rule.runbook
+    assert {page for page, _ in WORDS} == {rule.id for rule in DEFAULT_RULES}
 
 
 def free_port() -> int:
