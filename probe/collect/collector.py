@@ -13,6 +13,7 @@ import ssl
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +82,8 @@ class Collector:
         self._facts = facts
         self._clock = clock or SteadyClock()
         self._gpus = gpus or GpuReader()
+        # Of its own: a driver that hangs must not hold a thread that others need, or that a stop waits for.
+        self._gpu_thread = ThreadPoolExecutor(1, thread_name_prefix="kvoncall-nvml")
         self._gpu_read: asyncio.Future[list[Sample]] | None = None
         self._said_absent: set[str] = set()
         self._clients: dict[bool | str, httpx.AsyncClient] = {}
@@ -117,7 +120,9 @@ class Collector:
             await client.aclose()
         for _, _, server in self._servers:
             server.close()
-        self._gpus.close()
+        if self._gpu_read is None or self._gpu_read.done():
+            self._gpus.close()
+        self._gpu_thread.shutdown(wait=False)
 
     async def _cancel(self, names: list[str]) -> None:
         tasks = [self._tasks.pop(name)[1] for name in names]
@@ -224,7 +229,8 @@ class Collector:
         """Samples of the GPUs; none while a driver that hangs has not answered the read before."""
         if self._gpu_read is not None and not self._gpu_read.done():
             return (), ()
-        self._gpu_read = asyncio.ensure_future(asyncio.to_thread(self._gpus.read, target.name, ts))
+        loop = asyncio.get_running_loop()
+        self._gpu_read = loop.run_in_executor(self._gpu_thread, self._gpus.read, target.name, ts)
         try:
             samples = await asyncio.wait_for(asyncio.shield(self._gpu_read), GPU_TIMEOUT_S)
         except TimeoutError:
