@@ -55,7 +55,7 @@ def test_a_counter_that_grows_fires_at_once_and_a_drill_soon_forgets_it(
     store: Store, engine: Any, wait_until: Callable[..., None]
 ) -> None:
     engine.values["kvoncall:isolation_breaches_total"] = 5.0  # an old one
-    store.targets.upsert("t", url=engine.url, kind="drill", scrape_interval_s=0.1, time_scale=0.01)
+    store.targets.upsert("t", url=engine.url, kind="drill", engine="kvoncall", scrape_interval_s=0.1, time_scale=0.01)
     monitor = Monitor(store, tick_s=0.05, lease_ttl_s=30.0)
     monitor.start()
     try:
