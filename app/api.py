@@ -8,10 +8,11 @@ import os
 import time
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from app.runtime import AppError, get_runtime
+from probe.export.own_metrics import exposition
 from probe.notify.alertmanager import MAX_BYTES, PayloadError, parse_alertmanager
 from probe.store import StoreError
 
@@ -52,7 +53,19 @@ async def alertmanager(request: Request) -> JSONResponse:
     return JSONResponse({"received": len(alerts)})
 
 
+async def metrics(request: Request) -> Response:
+    """kvoncall's own metrics for Prometheus, in the format it asks for."""
+    try:
+        runtime = get_runtime()
+        accept = request.headers.get("accept", "")
+        body, content_type = await asyncio.to_thread(exposition, runtime.store, runtime.monitor, accept)
+    except (AppError, StoreError) as error:
+        return JSONResponse({"error": str(error)}, status_code=503)
+    return Response(body, media_type=content_type)
+
+
 ROUTES = [
+    Route("/metrics", metrics),
     Route("/healthz", healthz),
     Route("/api/alertmanager", alertmanager, methods=["POST"]),
 ]

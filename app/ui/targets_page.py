@@ -15,6 +15,7 @@ from app.ui.forms import given
 from app.ui.guard import guarded, live, page
 from app.ui.ranges import choose_target
 from app.ui.tables import show_table
+from probe.fleet import attach_found, look_around
 from probe.store import Target
 from probe.targets import attach_target
 
@@ -33,8 +34,11 @@ def render() -> None:
     """The page."""
     st.title("Targets")
     store = get_runtime().store
-    if st.button("Attach a server", icon=":material/add_link:", key="attach"):
-        attach()
+    with st.container(horizontal=True):
+        if st.button("Attach a server", icon=":material/add_link:", key="attach"):
+            attach()
+        if st.button("Find in Prometheus", icon=":material/travel_explore:", key="discover"):
+            find_in_prometheus()
     targets = store.targets.list()
     if not targets:
         st.info("No target is watched yet. Attach a server by its address, or start the embedded engine.")
@@ -127,9 +131,42 @@ def attach() -> None:
             help="Read from this app's own environment; the header itself is neither typed nor kept.",
         )  # fmt: skip
         if st.button("Attach", type="primary", key="attach-confirm"):
-            options: dict[str, Any] = {"headers_env": {"Authorization": variable.strip()}} if variable.strip() else {}
+            options = access_options(variable)
             spec = f"{name.strip()}={url.strip()}" if name.strip() else url.strip()
             attach_target(get_runtime().store, spec, options)
+            st.rerun()
+
+
+def access_options(variable: str) -> dict[str, Any]:
+    """How a server is reached, as it is kept: the name of a variable, never what it holds."""
+    return {"headers_env": {"Authorization": variable.strip()}} if variable.strip() else {}
+
+
+@st.dialog("Find in Prometheus", width="large")
+def find_in_prometheus() -> None:
+    """Engines that a Prometheus server scrapes; those chosen are read from there."""
+    with guarded():
+        url = st.text_input("Address of Prometheus", key="prometheus-url", placeholder="http://prometheus:9090").strip()
+        variable = st.text_input(
+            "Environment variable with the Authorization header", key="prometheus-auth", placeholder="none"
+        )
+        if st.button("Look", key="prometheus-look") and url:
+            st.session_state["prometheus-found"] = (url, look_around(url, access_options(variable)))
+        asked, found = st.session_state.get("prometheus-found", (None, None))
+        if found is None or asked != url:
+            return
+        for warning in found.warnings:
+            st.warning(words.plain(warning))
+        if not found.candidates:
+            st.info("It scrapes no engine known here now.")
+            return
+        by_name = {one.name: one for one in found.candidates}
+        chosen = st.multiselect(
+            "Engines", list(by_name), list(by_name), key="prometheus-chosen",
+            format_func=lambda name: f"{name} ({', '.join([by_name[name].engine, *by_name[name].models])})",
+        )  # fmt: skip
+        if st.button("Attach", type="primary", key="prometheus-confirm", disabled=not chosen):
+            attach_found(get_runtime().store, url, [by_name[name] for name in chosen], access_options(variable))
             st.rerun()
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
 from probe.commands.output import add_data_dir, open_store, report
+
+if TYPE_CHECKING:
+    from probe.store import Store
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +19,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="[NAME=]URL",
         help="attach a server before watching (may be repeated)",
+    )
+    parser.add_argument(
+        "--prometheus", metavar="URL", help="attach every engine that this Prometheus server scrapes, read from there"
+    )
+    parser.add_argument(
+        "--prometheus-auth-env", metavar="NAME", help="environment variable with its Authorization header"
     )
     parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="stop after this long")
     add_data_dir(parser)
@@ -29,4 +39,21 @@ def run(options: argparse.Namespace) -> int:
         for spec in options.target:
             target = attach_target(store, spec)
             report(f"attached {target.name} at {target.url} ({target.engine})")
+        if options.prometheus:
+            _attach_fleet(options, store)
         return watch(store, seconds=options.seconds, report=report)
+
+
+def _attach_fleet(options: argparse.Namespace, store: Store) -> None:
+    from probe.fleet import attach_found, look_around
+
+    access: dict[str, Any] = {}
+    if options.prometheus_auth_env:
+        access = {"headers_env": {"Authorization": options.prometheus_auth_env}}
+    found = look_around(options.prometheus, access)
+    for warning in found.warnings:
+        report(f"Prometheus warns: {warning}")
+    for target in attach_found(store, options.prometheus, found.candidates, access):
+        report(f"attached {target.name} ({target.engine}), read from {target.url}")
+    if not found.candidates:
+        report(f"{options.prometheus} scrapes no engine known here now")

@@ -71,6 +71,16 @@ def test_a_token_is_asked_for_where_one_is_set(client: TestClient, monkeypatch: 
     assert client.post("/api/alertmanager", content=payload(ALERT), headers=right).status_code == 200
 
 
+def test_own_metrics_are_what_prometheus_reads(client: TestClient) -> None:
+    for accept in ("", "application/openmetrics-text; version=1.0.0"):
+        answer = client.get("/metrics", headers={"Accept": accept})
+        assert answer.status_code == 200
+        assert 'kvoncall_targets{engine="kvoncall"} 1.0' in answer.text
+        assert ("openmetrics" in answer.headers["content-type"]) == bool(accept)
+    set_runtime(None)
+    assert client.get("/metrics").status_code == 503
+
+
 def test_without_a_runtime_the_sender_may_try_again(client: TestClient) -> None:
     set_runtime(None)
     assert client.post("/api/alertmanager", content=payload(ALERT)).status_code == 503

@@ -11,6 +11,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.runtime import Runtime
+from app.ui import targets_page
+from probe.collect.discovery import Candidate, Discovery
 from probe.store import Store
 
 Open = Callable[..., Any]
@@ -87,6 +89,28 @@ def test_an_address_that_does_not_answer_is_refused(seeded: Store, use: Use, add
     dialog.button(key="attach-confirm").click().run()
     assert says in dialog.error[0].value.replace("\\", "")
     assert [t.name for t in seeded.targets.list()] == ["embedded"]
+
+
+def test_engines_that_prometheus_scrapes_are_chosen(seeded: Store, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(seeded)
+    found = [
+        Candidate(f"gpu-{i}", "vllm", ("0.33.0",), ("m",), {"job": "vllm", "instance": f"gpu-{i}"}, "") for i in (1, 2)
+    ]
+    asked: list[Any] = []
+    monkeypatch.setattr(targets_page, "look_around", lambda *args: (asked.append(args), Discovery(tuple(found)))[1])
+    dialog = open_dialog("find_in_prometheus()")
+    dialog.text_input(key="prometheus-url").input("http://prometheus:9090")
+    dialog.text_input(key="prometheus-auth").input("PROM_AUTH")
+    dialog.button(key="prometheus-look").click().run()
+    assert asked == [("http://prometheus:9090", {"headers_env": {"Authorization": "PROM_AUTH"}})]
+    dialog.multiselect(key="prometheus-chosen").set_value(["gpu-2"]).run()
+    dialog.button(key="prometheus-confirm").click().run()
+    assert not dialog.exception
+    target = seeded.targets.get("gpu-2")
+    assert target is not None
+    assert (target.source, target.url) == ("prometheus", "http://prometheus:9090")
+    assert target.options["matchers"] == {"job": "vllm", "instance": "gpu-2"}
+    assert seeded.targets.get("gpu-1") is None
 
 
 def test_no_target_yet(store: Store, use: Use, open_page: Open) -> None:
