@@ -13,7 +13,6 @@ from probe.check.expression import (
     Comparison,
     bare,
     constant,
-    function,
     grouping,
     metric_name,
     operator,
@@ -137,8 +136,7 @@ def _no_for(subject: Subject) -> Iterator[Finding]:
     for use in subject.uses:
         meaning = subject.meaning(use)
         gauge = meaning.type == "gauge" or use.name == "up"
-        asked = any(function(node) in ("absent", "absent_over_time") for node in use.path)
-        if not gauge or use.function or asked or use.name.endswith("_info"):
+        if not gauge or use.function or not use.counts or use.name.endswith("_info"):
             continue
         if any(isinstance(node, promql.SubqueryExpr) for node in use.path):
             continue

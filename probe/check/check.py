@@ -12,7 +12,7 @@ from probe.check.alerts import check_alerts
 from probe.check.averages import check_averages
 from probe.check.documents import DocumentError, read_file
 from probe.check.expression import COMPARISONS, function, operator, uses, walk
-from probe.check.finding import CODES, RANK, Finding
+from probe.check.finding import CODES, INFO, RANK, Finding
 from probe.check.grafana import is_variable
 from probe.check.labels import check_labels
 from probe.check.names import check_names
@@ -69,7 +69,20 @@ def check_queries(queries: Sequence[Query], vocabulary: Vocabulary, settings: Se
         for check in CHECKS:
             findings += check(subject)
     order = {query.file: place for place, query in reversed(list(enumerate(queries)))}
+    findings = _without_repeated_notes(findings)
     return sorted(set(findings), key=lambda one: (order[one.file], one.line, -RANK[one.severity], one.code, one.why))
+
+
+def _without_repeated_notes(findings: list[Finding]) -> list[Finding]:
+    """What a server may have to set is said once a file."""
+    told: set[tuple[str, str]] = set()
+    kept = []
+    for finding in findings:
+        is_note = finding.severity == INFO and finding.code == "unknown-metric"
+        if not is_note or (finding.file, finding.why) not in told:
+            kept.append(finding)
+        told.add((finding.file, finding.why))
+    return kept
 
 
 def _asked_absent(tree: object) -> set[Absence]:

@@ -14,6 +14,7 @@ import promql_parser as promql
 
 COMPARISONS = {">": "<", "<": ">", ">=": "<=", "<=": ">=", "==": "==", "!=": "!="}
 SET_OPERATORS = ("and", "or", "unless")
+_NO_VALUE_FUNCTIONS = ("absent", "absent_over_time", "present_over_time", "timestamp")
 RATES = ("rate", "irate", "increase")
 
 
@@ -32,6 +33,21 @@ class Use:
             return ""
         call = self.path[-2] if len(self.path) > 1 else None
         return str(call.func.name) if isinstance(call, promql.Call) else "range"
+
+    @property
+    def counts(self) -> bool:
+        """Whether the value is used, not only the existence or the labels of the series."""
+        inner: Any = self.selector
+        for node in reversed(self.path):
+            if function(node) in _NO_VALUE_FUNCTIONS or operator(node) in ("count", "group", "count_values"):
+                return False
+            if isinstance(node, promql.BinaryExpr) and operator(node) in ("and", "unless"):
+                if node.rhs.prettify() == inner.prettify() and all(
+                    operator(part) in SET_OPERATORS for part, _ in walk(inner) if isinstance(part, promql.BinaryExpr)
+                ):
+                    return False
+            inner = node
+        return True
 
     @property
     def window_s(self) -> float:

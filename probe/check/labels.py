@@ -114,15 +114,15 @@ def _wrong(subject: Subject, meaning: Resolution, label: str) -> str | None:
     if label == "__name__" or is_variable(label) or meaning.engine is None or meaning.status in ("gone", "future"):
         return None
     labels = subject.vocabulary.labels_of(meaning)
-    if labels is None or label in labels:
+    if labels is None or label in labels | meaning.engine.common_labels:
         return None
     meant = LABEL_MEANT.get(label, "")
     if meant in labels:
         return meant
-    near = next((other for other in labels if _is_slip(label, other)), "")
-    if near:
-        return near
-    return "" if label in subject.vocabulary.domain_labels(meaning.engine) else None
+    if label in subject.vocabulary.domain_labels(meaning.engine):
+        undetermined = meaning.engine.name == "sglang" and labels == {"model_name"}  # see exposed/sglang.json
+        return None if undetermined else ""
+    return next((other for other in sorted(labels) if _is_slip(label, other)), None)
 
 
 def _is_slip(label: str, other: str) -> bool:

@@ -15,7 +15,6 @@ from probe.check.replacements import COUNTER_MEANT
 from probe.check.subject import Subject, text_of
 
 _COUNTER_FUNCTIONS = (*RATES, "resets", "changes", "absent_over_time", "present_over_time", "count_over_time", "range")
-_NO_VALUE_FUNCTIONS = ("absent", "timestamp", "histogram_count", "histogram_sum")
 _SCRAPES = 4
 _VARIABLE_INTERVAL = re.compile(r"\[\s*(\$__interval|\$\{__interval\}|\[\[__interval\]\])\s*(?=[\]:])")
 _ANY_WINDOW = re.compile(r"\[([^\]:\[]+)\]")
@@ -54,7 +53,7 @@ def _counter_without_rate(subject: Subject) -> Iterator[Finding]:
     found: dict[str, Use] = {}
     for use in subject.uses:
         meaning = subject.meaning(use)
-        if not meaning.grows or meaning.part == "_created" or not _value_counts(use):
+        if not meaning.grows or meaning.part == "_created" or not use.counts:
             continue
         if use.function not in _COUNTER_FUNCTIONS and not _inside_rate(use):
             found.setdefault(use.name, use)
@@ -73,19 +72,6 @@ def _counter_without_rate(subject: Subject) -> Iterator[Finding]:
             at=name,
             corrected=corrected,
         )
-
-
-def _value_counts(use: Use) -> bool:
-    """Whether the value is used, not only the existence or the labels of the series."""
-    inner: Any = use.selector
-    for node in reversed(use.path):
-        if function(node) in _NO_VALUE_FUNCTIONS or operator(node) in ("count", "group", "count_values"):
-            return False
-        if operator(node) in ("and", "unless") and isinstance(node, promql.BinaryExpr):
-            is_right = node.rhs.prettify() == inner.prettify()
-            return not (is_right and all(not isinstance(part, promql.BinaryExpr) for part, _ in walk(inner)))
-        inner = node
-    return True
 
 
 def _inside_rate(use: Use) -> bool:

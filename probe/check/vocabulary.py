@@ -47,6 +47,7 @@ class Engine:
     metrics: Mapping[str, tuple[Era, ...]]
     canonical: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # exposed -> (canonical, unit)
     hidden_flag: str = "a flag for hidden metrics"
+    common_labels: frozenset[str] = frozenset()  # that any metric may carry, by the server's flags
 
     @property
     def version(self) -> str:
