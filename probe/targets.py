@@ -64,11 +64,14 @@ class Look:
 def attach_target(store: Store, spec: str, options: dict[str, Any] | None = None) -> Target:
     """Registers the server of `[NAME=]URL` as an external target and returns it.
 
-    Without a name the host and port are the name. `options` say how it is reached (`probe.collect.access`). Raises
-    `TargetError` when the address makes no sense, does not answer with metrics, or serves an engine that no dialect
-    describes.
+    Without a name the host and port are the name. `options` say how it is reached (`probe.collect.access`); None
+    keeps those of a target attached before. Raises `TargetError` when the address makes no sense, does not answer
+    with metrics, or serves an engine that no dialect describes.
     """
     name, url = _split(spec)
+    known = store.targets.get(name)
+    if options is None and known is not None and known.source == "metrics":
+        options = known.options
     look = look_at(url, options)
     store.targets.upsert(name, url=look.url, kind="external", engine=look.detection.engine, options=options)
     store.targets.set_facts(name, look.facts)

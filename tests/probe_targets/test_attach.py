@@ -164,6 +164,7 @@ def test_what_cannot_be_reached_as_configured_is_one_sentence(
     target = attach_target(store, site["url"], {"bearer_env": "KV_TOKEN"})
     assert target.options == {"bearer_env": "KV_TOKEN"}
     assert "secret" not in repr(target)
+    assert attach_target(store, site["url"]).options == {"bearer_env": "KV_TOKEN"}  # attached again at the next start
 
 
 def test_a_server_without_metrics_is_said_to_have_none(site: dict[str, str], store: Store) -> None:
