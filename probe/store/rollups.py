@@ -1,7 +1,7 @@
 """Rollups: what a minute and an hour of each series came to, made from complete minutes and kept when raw samples go.
 
-Made by the leading monitor, a minute a transaction, in order; each minute is read once. A counter's increase starts at
-the last sample before the stretch, however old, and a value below its predecessor counts in full (a reset), so that
+Made by the leading monitor, in order and in short transactions; each minute is read once. A counter's increase starts
+at the last sample before the stretch, however old, and a value below its predecessor counts in full (a reset), so that
 increases of any run of stretches add up to the raw increase. A sample that comes after its minute was rolled up is
 noted by the writer (`raw.insert_samples`); its minute, the one that follows in its series, and their hours are then
 made anew.
@@ -32,14 +32,16 @@ from sqlalchemy.orm import Session, aliased
 
 from probe.store.database import Database
 from probe.store.models import HourRow, LateRow, MinuteRow, RollupProgressRow, SampleRow, SeriesRow
-from probe.store.raw import pieces
+from probe.store.raw import existing, pieces
 from probe.store.writer import Writer
 
 SETTLE_S = 30.0  # a minute is complete this long after its end
+SAMPLES_A_CALL = 20_000  # rolled up in one transaction, or one minute
 LATE_MINUTES_A_CALL = 20
 ROWS_A_CALL = 100_000  # deleted in one transaction, so that nobody waits long for the write lock
 MAX_HOURS = 10_000  # looked through for the value before a stretch, when no hour was ever rolled up
-VALUES = ("count", "last", "low", "high", "total", "increase", "resets")
+GAUGE, COUNTER = ("low", "high", "total"), ("increase", "resets")
+VALUES = ("count", "last", *GAUGE, *COUNTER)
 
 _MINUTES = cast("Table", MinuteRow.__table__)
 _HOURS = cast("Table", HourRow.__table__)
@@ -59,8 +61,8 @@ class Rollups:
         """
         until = int((now - SETTLE_S) // 60)
         made = 0
-        while self._writer.call(partial(_next_stretch, until=until)):
-            made += 1
+        while (more := self._writer.call(partial(_next_stretch, until=until))) is not None:
+            made += more
         while redone := self._writer.call(_redo_late):
             made += redone
         return made
@@ -79,8 +81,11 @@ class Rollups:
         return self._writer.call(partial(_prune_minutes, before=int(before // 3600)))
 
 
-def _next_stretch(session: Session, until: int) -> bool:
-    """Roll up the next minute before `until`, or the next hour that is complete; False when there is none."""
+def _next_stretch(session: Session, until: int) -> int | None:
+    """Roll up the next minutes before `until`, or the next hour that is complete; returns the number of minutes.
+
+    None when there is nothing to do. Minutes of one hour go together as far as they are small.
+    """
     progress = _progress(session)
     until = max(until, progress.minutes_until)
     minute = session.scalar(
@@ -93,14 +98,17 @@ def _next_stretch(session: Session, until: int) -> bool:
     if hour is not None:
         _roll_hour(session, hour)
         progress.hours_until = hour + 1
-        return True
+        return 0
     progress.hours_until = max(progress.hours_until, complete)
     if minute is None:
         progress.minutes_until = until
-        return False
-    _roll_minute(session, minute)
-    progress.minutes_until = minute + 1
-    return True
+        return None
+    rows = session.scalar(select(func.count()).where(SampleRow.minute == minute)) or 1
+    end = min(minute + max(1, SAMPLES_A_CALL // rows), (minute // 60 + 1) * 60, until)
+    minutes = existing(session, SampleRow.minute, minute, end - 1)
+    _roll_minutes(session, minutes)
+    progress.minutes_until = end
+    return len(minutes)
 
 
 def _progress(session: Session) -> RollupProgressRow:
@@ -108,13 +116,16 @@ def _progress(session: Session) -> RollupProgressRow:
     return session.scalars(select(RollupProgressRow).with_for_update()).one()
 
 
-def _roll_minute(session: Session, minute: int, series: Collection[int] | None = None) -> None:
-    hour = minute // 60
+def _roll_minutes(session: Session, minutes: list[int], series: Collection[int] | None = None) -> None:
+    """Minutes of one hour; with `series`, they are made anew for those."""
+    hour = minutes[0] // 60
     if series is not None:
         session.execute(
-            delete(MinuteRow).where(MinuteRow.hour == hour, MinuteRow.minute == minute, MinuteRow.series_id.in_(series))
+            delete(MinuteRow).where(
+                MinuteRow.hour == hour, MinuteRow.minute.in_(minutes), MinuteRow.series_id.in_(series)
+            )
         )
-    made = minutes_of_raw([minute], series, hours_until=hour).add_columns(literal(hour))
+    made = minutes_of_raw(minutes, series, hours_until=hour).add_columns(literal(hour))
     session.execute(insert(_MINUTES).from_select(["series_id", "minute", *VALUES, "hour"], made))
 
 
@@ -144,7 +155,7 @@ def _redo(session: Session, progress: RollupProgressRow, minute: int, series: li
     for series_id, later in _following(session, progress, minute, series):
         following.setdefault(later, []).append(series_id)
     for changed, ids in sorted(following.items()):
-        _roll_minute(session, changed, ids)
+        _roll_minutes(session, [changed], ids)
         if changed // 60 < progress.hours_until:
             _roll_hour(session, changed // 60, ids)
 

@@ -16,7 +16,7 @@ from probe.store.raw import MINUTE_MS, read_samples
 from probe.store.records import Sample, StoreError
 from probe.store.rollups import ROWS_A_CALL
 from probe.store.settings import Settings
-from probe.store.stretches import MINUTE_S, read_stretches
+from probe.store.stretches import HOUR_S, MINUTE_S, read_stretches
 from probe.store.writer import PendingSample, SeriesKey, Writer
 
 if TYPE_CHECKING:
@@ -110,18 +110,15 @@ class Samples:
         `labels` keeps the series that carry at least these. Rows are ordered by series, then time. Without
         samples the frame is empty and has the columns `ts` and `value`. Raw samples are kept for `retention_days`.
 
-        With `step_s` of 60 or more, the frame has one row per series and step, from the finest rollup that is kept,
-        with the columns that `stretches.read_stretches` tells of; `frame.attrs["resolution_s"]` is the coarsest
-        one read (0: raw samples).
+        With `step_s` of 60 or more, the frame is that of `ranges`. `frame.attrs["resolution_s"]` says what it was read
+        from (the coarsest; 0: raw samples).
         """
         import pandas as pd  # half a second that the command line mostly does not need
 
         series = self._series(target, (metric,), labels or {})
-        if step_s is not None and step_s >= MINUTE_S:
+        if step_s is not None and step_s >= MINUTE_S and series:
             with self._database.read() as session:
-                frame = read_stretches(session, series, since, until, step_s)
-            frame.attrs["resolution_s"] = frame["resolution_s"].max() if len(frame) else step_s
-            return frame
+                return read_stretches(session, series, since, until, step_s)[metric]
         with self._database.read() as session:
             rows = read_samples(session, series, to_ms(since), None if until is None else to_ms(until))
         columns: dict[str, list[Any]] = {"ts": [r[1] / 1000 for r in rows], "value": [r[2] for r in rows]}
@@ -130,6 +127,19 @@ class Samples:
         frame = pd.DataFrame(columns)
         frame.attrs["resolution_s"] = 0.0
         return frame
+
+    def ranges(
+        self, target: str, metrics: Iterable[str], since: float, until: float | None = None, *, step_s: float = HOUR_S
+    ) -> dict[str, pd.DataFrame]:
+        """By metric that has series: one row per series and step of 60 s or more, from the finest rollup that is kept.
+
+        Columns as `stretches.read_stretches` tells. One reading of many metrics costs little more than of one.
+        """
+        if step_s < MINUTE_S:
+            raise StoreError("Samples are rolled up to steps of 60 s or more.")
+        series = self._series(target, tuple(metrics), {})
+        with self._database.read() as session:
+            return read_stretches(session, series, since, until, step_s)
 
     def recent(self, target: str, metrics: Iterable[str], since: float) -> list[Sample]:
         """Samples of several metrics from `since` on, each series in time order (preloads the alert window)."""
