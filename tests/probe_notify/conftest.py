@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import socket
+import subprocess
 import threading
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +35,32 @@ class Named:
 
 
 RULES = (Named("oom"), Named("eviction-storm", ("oom",)), Named("kv-saturated", ("oom", "eviction-storm")))
+
+
+ALERT = Alert(
+    id=1,
+    rule="kv-saturated",
+    target="prod-1",
+    state="firing",
+    severity="warning",
+    value=1.0,
+    threshold=0.9,
+    numerator=None,
+    denominator=None,
+    window_s=60.0,
+    hold_s=0.0,
+    summary="full",
+    coverage="1 of 1",
+    runbook="kv-saturated",
+    replay_id=None,
+    progress_s=0.0,
+    pending_at=0.0,
+    firing_at=0.0,
+    resolved_at=None,
+    updated_at=0.0,
+    engine="vllm",
+    model="llama-3",
+)
 
 
 @dataclass
@@ -109,6 +140,60 @@ def move(store: Store, rule: str, state: str, at: float, target: str = "a", seve
     reading = Reading(rule, target, "breach", state, 1.0, 0.5, None, None, 60.0, f"{rule} is bad", "1 of 1", at)
     store.alerts.save([AlertUpdate(reading, severity, 0.0, rule, 0.0, transitions)])
     return next(alert for alert in store.alerts.history(target=target) if alert.rule == rule)
+
+
+@dataclass
+class Alertmanager:
+    """A real one: `post` and `get` talk to its API."""
+
+    url: str
+
+    def post(self, path: str, content: object) -> None:
+        request = urllib.request.Request(
+            f"{self.url}{path}", json.dumps(content).encode(), {"Content-Type": "application/json"}
+        )
+        _OPENER.open(request, timeout=30).close()
+
+    def get(self, path: str) -> Any:
+        with _OPENER.open(f"{self.url}{path}", timeout=30) as answer:
+            return json.load(answer)
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@pytest.fixture
+def alertmanager(tmp_path: Path) -> Iterator[Callable[[str], Alertmanager]]:
+    """`alertmanager(config)` starts one and waits until it listens."""
+    program = shutil.which("prometheus-alertmanager")
+    if program is None and os.environ.get("CI") != "true":
+        pytest.skip("prometheus-alertmanager is not installed")
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(config: str) -> Alertmanager:
+        assert program is not None
+        (tmp_path / "alertmanager.yml").write_text(config)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        arguments = [f"--config.file={tmp_path / 'alertmanager.yml'}", f"--storage.path={tmp_path / 'alertmanager'}"]
+        arguments += [f"--web.listen-address={address}", "--cluster.listen-address="]
+        process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        running.append(process)
+        found, deadline = Alertmanager(f"http://{address}"), time.monotonic() + 60
+        while True:
+            try:
+                found.get("/api/v2/status")
+                return found
+            except OSError:
+                assert process.poll() is None, "Alertmanager ended"
+                assert time.monotonic() < deadline, "Alertmanager does not listen"
+                time.sleep(0.05)
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait(30)
 
 
 @dataclass

@@ -8,35 +8,11 @@ import pytest
 
 from probe.notify.matchers import Matcher, MatcherError, matches, narrowing, parse_matchers
 from probe.notify.muting import muted_by
-from probe.store import Acknowledgement, Alert, Silence
+from probe.store import Acknowledgement, Silence
 
-from .conftest import RULES
+from .conftest import ALERT, RULES
 
 NOW = 1_000.0
-ALERT = Alert(
-    id=1,
-    rule="kv-saturated",
-    target="prod-1",
-    state="firing",
-    severity="warning",
-    value=1.0,
-    threshold=0.9,
-    numerator=None,
-    denominator=None,
-    window_s=60.0,
-    hold_s=0.0,
-    summary="full",
-    coverage="1 of 1",
-    runbook="kv-saturated",
-    replay_id=None,
-    progress_s=0.0,
-    pending_at=0.0,
-    firing_at=0.0,
-    resolved_at=None,
-    updated_at=0.0,
-    engine="vllm",
-    model="llama-3",
-)
 OOM = dataclasses.replace(ALERT, id=2, rule="oom", summary="died")
 
 
