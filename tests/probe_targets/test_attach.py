@@ -33,7 +33,7 @@ def site() -> Iterator[dict[str, str]]:
             """Quiet."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     pages["url"] = f"http://127.0.0.1:{server.server_port}"
     yield pages
