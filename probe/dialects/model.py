@@ -78,8 +78,10 @@ class Dialect:
     """What an engine exposes, in canonical names; `version` is the one it was loaded for, None where unknown.
 
     `info` is the metric whose labels are the configuration. `ranks` are labels of processes that report the same
-    requests: of series that differ in nothing else the lowest is read. `totals` are labels whose empty value marks
-    the sum over the others. `only_models_of` names the metric that tells which models are language models.
+    requests: of series that differ in nothing else the lowest is read, in PromQL `max without (ranks)`. A matcher for
+    rank 0 would lose replicas: with data-parallel attention ranks count on from one replica to the next. `totals` are
+    labels, only there if a flag is set, whose empty value marks the sum over the others (`label=""` fits series
+    without the label as well). `only_models_of` names the metric that tells which models are language models.
     """
 
     engine: str
