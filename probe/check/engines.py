@@ -30,11 +30,10 @@ def load_engine(name: str, version: str | None) -> tuple[Engine, str | None]:
     metrics = {metric: tuple(_era(form, versions) for form in forms) for metric, forms in dialect.exposed.forms.items()}
     hidden_flag = dialect.hidden_flag(at) or "a flag for hidden metrics"
     common = {*dialect.ranks, *dialect.totals, dialect.model_label or "", dialect.engine_label or ""}
-    if name == "vllm":  # whose listing says of each metric and version whether it has them
+    if name in ("vllm", "kvoncall"):  # whose listing says of each metric and version whether it has them
         common = set()
-    return Engine(
-        name, versions, versions.index(at), metrics, _canonical(dialect), hidden_flag, frozenset(common)
-    ), note
+    engine = Engine(name, versions, versions.index(at), metrics, _canonical(dialect), hidden_flag, frozenset(common))
+    return engine, note
 
 
 def _newest(dialect: Dialect, versions: tuple[str, ...]) -> str:

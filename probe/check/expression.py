@@ -41,11 +41,8 @@ class Use:
         for node in reversed(self.path):
             if function(node) in _NO_VALUE_FUNCTIONS or operator(node) in ("count", "group", "count_values"):
                 return False
-            if isinstance(node, promql.BinaryExpr) and operator(node) in ("and", "unless"):
-                if node.rhs.prettify() == inner.prettify() and all(
-                    operator(part) in SET_OPERATORS for part, _ in walk(inner) if isinstance(part, promql.BinaryExpr)
-                ):
-                    return False
+            if operator(node) in ("and", "unless") and node.rhs.prettify() == inner.prettify() and _only_sets(inner):
+                return False
             inner = node
         return True
 
@@ -64,6 +61,11 @@ class Comparison:
     op: str
     threshold: float
     path: tuple[Any, ...]
+
+
+def _only_sets(node: Any) -> bool:
+    """Whether nothing inside is compared or computed."""
+    return all(operator(part) in SET_OPERATORS for part, _ in walk(node) if isinstance(part, promql.BinaryExpr))
 
 
 def children(node: Any) -> list[Any]:

@@ -17,8 +17,9 @@ ENGINES = ("vllm", "sglang", "tensorrt-llm", "tgi", "triton")
 _PREFIXES = {
     "vllm:": "vllm", "vllm_": "vllm", "sglang:": "sglang", "sglang_": "sglang", "trtllm_": "tensorrt-llm",
     "trtllm:": "tensorrt-llm", "tgi_": "tgi", "tgi:": "tgi", "nv_trt_llm_": "triton", "nv_llm_": "triton",
+    "kvoncall:": "kvoncall",
 }  # fmt: skip
-_SEPARATOR = {"vllm": ":", "sglang": ":", "tensorrt-llm": "_", "tgi": "_", "triton": "_"}
+_SEPARATOR = {"kvoncall": ":", "vllm": ":", "sglang": ":", "tensorrt-llm": "_", "tgi": "_", "triton": "_"}
 _BOTH_SEPARATORS = {"sglang"}  # releases differ
 _NEIGHBOURS = ("inference_pool_", "inference_model_", "inference_objective_", "inference_extension_")
 _HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
@@ -172,13 +173,19 @@ class Vocabulary:
         return found if native == name else _respell(found, name)
 
     def _engine_of(self, name: str) -> Engine | None:
-        for prefix, engine in _PREFIXES.items():
+        for prefix, owner in _PREFIXES.items():
             if name.startswith(prefix):
-                return self.engines.get(engine)
+                return self._owner(owner)
         for engine_ in self.engines.values():
             if (engine_.name in self.chosen or name.startswith("nv_")) and _split(name, engine_)[0] in engine_.metrics:
                 return engine_
         return None
+
+    def _owner(self, engine: str) -> Engine | None:
+        """The embedded engine, where that is asked for, exposes vLLM's names too."""
+        if engine == "vllm" and "kvoncall" in self.chosen:
+            engine = "kvoncall"
+        return self.engines.get(engine)
 
     @property
     def met(self) -> dict[str, str]:
@@ -188,9 +195,7 @@ class Vocabulary:
 
     def engine_of_pattern(self, pattern: str) -> Engine | None:
         """The engine whose prefix a regular expression of names begins with."""
-        return next(
-            (self.engines.get(owner) for prefix, owner in _PREFIXES.items() if pattern.startswith(prefix)), None
-        )
+        return next((self._owner(owner) for prefix, owner in _PREFIXES.items() if pattern.startswith(prefix)), None)
 
     def matches_live(self, pattern: str, engine: Engine) -> bool:
         """Whether a pattern matches a name exposed in this version; one that is no Python pattern is taken to."""

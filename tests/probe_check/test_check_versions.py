@@ -117,6 +117,13 @@ def test_names_without_prefix_belong_to_an_engine_only_when_it_is_asked_for(pane
     assert _codes(panel(expr, dialect="tensorrt-llm@1.0.0")) == {"no-rate-on-counter"}
 
 
+def test_the_embedded_engine_has_its_own_names_beside_vllm_s(panel):
+    for expr in ("max(kvoncall:kv_blocks)", "max(vllm:kv_cache_usage_perc)", "kvoncall_of_the_watcher"):
+        assert _codes(panel(expr, dialect="kvoncall")) == set()
+    for expr in ("max(kvoncall:nothing)", "vllm:num_requests_swapped"):
+        assert _codes(panel(expr, dialect="kvoncall")) == {"unknown-metric"}
+
+
 def test_variables_say_nothing(panel):
     variables = [{"name": "metric", "current": {"value": "vllm:gpu_cache_usage_perc"}}, {"name": "by"}]
     assert _codes(panel("max by ($by) (vllm:num_requests_running) > $limit", variables=variables)) == set()
