@@ -171,7 +171,7 @@ def test_default_bounds_are_bounds_of_buckets() -> None:
         assert bound in map(float, bounds)
     assert own.slo["ttft_seconds"] in TTFT
     assert own.slo["itl_seconds"] in PER_TOKEN
-    assert dict(load_dialect("tgi").slo) == {}  # its buckets were not read
+    assert dict(load_dialect("tgi").slo) == {}  # no round time is a bound of its buckets
 
 
 def test_the_embedded_engine_exposes_what_its_list_says(tmp_path: Path) -> None:
