@@ -110,6 +110,8 @@ def observed_traffic(store: Store, target: str, since: float, until: float | Non
         "peak_waiting": None if waiting is None else int(waiting),
         "prompt_tokens_mean": mean("request_prompt_tokens"),
         "output_tokens_mean": mean("request_generation_tokens"),
+        "queue_s_mean": mean("queue_seconds"),
+        "prefill_s_mean": mean("prefill_seconds"),
     }
     return {name: value for name, value in facts.items() if value is not None}
 
