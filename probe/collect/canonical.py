@@ -64,7 +64,10 @@ def readable(dialect: Dialect, metric: CanonicalMetric) -> tuple[Source, ...]:
     version = dialect.nearest()[0] if dialect.version is not None else None
     covered = [s for s in metric.sources if version is not None and s.covers(version)]
     plain = [s for s in metric.sources if len(meanings[s.name]) == 1]
-    return tuple({(s.name, *sorted(s.match.items())): s for s in reversed([*covered, *plain])}.values())[::-1]
+    found: dict[tuple[object, ...], Source] = {}
+    for source in (*covered, *plain):
+        found.setdefault((source.name, *source.match.items()), source)
+    return tuple(found.values())
 
 
 @cache
@@ -110,7 +113,7 @@ def _configuration(page: Page, dialect: Dialect) -> dict[str, str]:
     for config in dialect.config:
         values = [value for labels, value in page.get(config.name, ()) if _matches(labels, config.match)]
         if values and config.key not in found:
-            found[config.key] = f"{values[0]:g}" if values[0] != int(values[0]) else str(int(values[0]))
+            found[config.key] = str(int(values[0])) if float(values[0]).is_integer() else str(values[0])
     return found
 
 
@@ -151,7 +154,10 @@ def _scaled(labels: dict[str, str], value: float, factor: float, suffix: str) ->
     """A histogram's bucket keeps its count and scales its bound; anything else scales its value."""
     if suffix != "_bucket":
         return labels, value * factor
-    bound = float(labels["le"])
+    try:
+        bound = float(labels["le"])
+    except (KeyError, ValueError):
+        return labels, value
     return {**labels, "le": "+Inf" if math.isinf(bound) else repr(round(bound * factor, 12))}, value
 
 

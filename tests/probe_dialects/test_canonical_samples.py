@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from probe.collect.canonical import canonical_samples, missing, wanted_names
 from probe.dialects import load_dialect
@@ -138,6 +139,24 @@ def test_triton_blocks_milliseconds_and_ensembles(page: Page) -> None:
     assert not values(samples, "requests_waiting")
     assert values(read(page, "triton-newer", "triton")[0], "requests_waiting") == [5.0]
     assert info == {"tokens_per_block": "64", "max_blocks": "120"}
+
+
+def test_odd_values_raise_nothing() -> None:
+    text = """
+# TYPE nv_inference_first_response_histogram_ms untyped
+nv_inference_first_response_histogram_ms_sum 5
+nv_inference_first_response_histogram_ms_bucket 3
+nv_inference_first_response_histogram_ms_bucket{le="soon"} 3
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used"} NaN
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 0
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} +Inf
+nv_trt_llm_request_metrics{model="m",request_type="active"} 1
+"""
+    samples, info = canonical_samples(text_string_to_metric_families(text), load_dialect("triton"), "t", 1.0)
+    assert not values(samples, "kv_usage_ratio")  # no ratio of NaN, or over 0
+    assert values(samples, "ttft_seconds_sum") == [0.005]
+    assert values(samples, "requests_running") == [1.0]
+    assert info == {"tokens_per_block": "inf", "max_blocks": "0"}
 
 
 def test_nothing_is_read_that_is_not_wanted(page: Page) -> None:
