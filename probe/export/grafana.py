@@ -69,14 +69,11 @@ def _share(part: str, whole: str) -> Callable[[Names], list[Query]]:
 
 
 def _quantiles(metric: str) -> Callable[[Names], list[Query]]:
+    def read(selector: str) -> str:
+        return f"rate({selector}[{_RANGE}])"
+
     def queries(names: Names) -> list[Query]:
-        return [
-            (
-                quantile(q, metric, names, lambda selector: f"rate({selector}[{_RANGE}])"),
-                f"{{{{instance}}}} p{q * 100:g}",
-            )
-            for q in (0.5, 0.95, 0.99)
-        ]
+        return [(quantile(q, metric, names, read), f"{{{{instance}}}} p{q * 100:g}") for q in (0.5, 0.95, 0.99)]
 
     return queries
 

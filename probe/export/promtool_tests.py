@@ -80,15 +80,16 @@ def _pair(selection: Selection, alert: ExportedAlert, at: Scene) -> list[dict[st
 def _vanished(selection: Selection, alert: ExportedAlert, at: Scene) -> list[dict[str, Any]]:
     job = dict(alert.static_labels)["job"]
     down, up = f"0x{at.scrapes - 1}", f"1x{at.scrapes - 1}"
-    all_down = [_up(job, "a", down), _up(job, "b", down)]
-    one_up = [_up(job, "a", down), _up(job, "b", up)]
+    others = [_up(other, "c", up) for other in (*selection.names.own_jobs, f"not-{job}") if other != job]
+    all_down = [_up(job, "a", down), _up(job, "b", down), *others]
+    one_up = [_up(job, "a", down), _up(job, "b", up), *others]
 
     def holds(_: int) -> list[Firing]:
         return [Firing({}, {})]
 
     return [
         _test(selection, alert, at, "fires when all are down", all_down, holds, fires=True),
-        _test(selection, alert, at, "fires when all vanished", [_up(f"not-{job}", "a", up)], holds, fires=True),
+        _test(selection, alert, at, "fires when all vanished", others, holds, fires=True),
         _test(selection, alert, at, "stays quiet while one is up", one_up, lambda _: [], fires=False),
     ]
 

@@ -24,6 +24,8 @@ from probe.dialects import load_dialect
 from probe.export.naming import ExportError, Names, NotExposedError, le_matcher
 from probe.export.promql import duration, promql
 
+QUEUE = "vllm:request_queue_time_seconds"
+
 
 def names(spec: str, **fields: object) -> Names:
     engine, _, version = spec.partition("@")
@@ -73,9 +75,8 @@ def test_a_bucket_is_found_in_any_spelling(bound: float, matcher: str) -> None:
             'increase(vllm:time_to_first_token_seconds_bucket{le="2.5"}[1m])',
         ),
         (
-            Quantile(0.99, "ttft_seconds", 300),
-            "histogram_quantile( 0.99, sum by (job, instance, le) "
-            "(increase(vllm:time_to_first_token_seconds_bucket[5m])) )",
+            Quantile(0.5, "queue_seconds", 60),
+            f"histogram_quantile( 0.5, sum by (job, instance, le) (increase({QUEUE}_bucket[1m])) )",
         ),
         (
             Aggregate("sum", Instant("requests_waiting"), ("engine",)),
