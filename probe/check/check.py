@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from probe.check.alerts import check_alerts
 from probe.check.averages import check_averages
 from probe.check.documents import DocumentError, read_file
 from probe.check.expression import COMPARISONS, function, operator, uses, walk
-from probe.check.finding import CODES, INFO, RANK, Finding
+from probe.check.finding import CODES, INFO, RANK, WARNING, Finding
 from probe.check.grafana import is_variable
 from probe.check.labels import check_labels
 from probe.check.names import check_names
@@ -30,6 +31,11 @@ CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_averages,
     check_alerts,
 )
+
+
+MAX_PARTS = 200  # the parser recurses on the machine's stack and would take the process down
+_QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`[^`]*`")
+_PARTS = re.compile(r"[-+*/%^(\[{]|[<>=!]=?|\b(?:and|or|unless|atan2)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,10 @@ def check_queries(queries: Sequence[Query], vocabulary: Vocabulary, settings: Se
     trees = []
     findings: list[Finding] = []
     for query in queries:
+        parts = len(_PARTS.findall(_QUOTED.sub("", query.expr)))
+        if parts > MAX_PARTS:
+            findings.append(_too_long(query, parts))
+            continue
         try:
             trees.append((query, promql.parse(query.expr)))
         except ValueError as error:
@@ -92,6 +102,14 @@ def _asked_absent(tree: object) -> set[Absence]:
         if function(node) in ("absent", "absent_over_time")
         for use in uses(node)
     }
+
+
+def _too_long(query: Query, parts: int) -> Finding:
+    return Finding(
+        query.file, query.line, query.where, "parse-error", WARNING,
+        f"not checked: {parts:,} operators and brackets, and at most {MAX_PARTS} are followed.",
+        "several recording rules", " ".join(query.text.split())[:200],
+    )  # fmt: skip
 
 
 def _unparsed(query: Query, message: str) -> Iterator[Finding]:

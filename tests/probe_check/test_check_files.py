@@ -177,3 +177,11 @@ def test_an_unrendered_template_in_an_expression_is_named(find):
 def test_another_alert_may_speak_in_an_outage(counted, absent, silent, find):
     text = f"groups: [{{rules: [{{alert: A, expr: '{counted}', for: 1m}}, {{alert: B, expr: '{absent}', for: 1m}}]}}]"
     assert ("silent-in-outage" in {finding.code for finding in find(text)}) is silent
+
+
+@pytest.mark.parametrize("expr", ["(" * 50_000 + "up", "-" * 50_000 + "up", "+".join(["up"] * 50_000)])
+def test_an_endless_expression_is_not_followed(expr, find):
+    found = find(json.dumps({"alert": "A", "expr": expr, "for": "1m"}), "a.json")
+    assert [(finding.code, finding.severity) for finding in found] == [("parse-error", "warning")]
+    assert len(found[0].expr) <= 200
+    assert find(json.dumps({"record": "r", "expr": "+".join(["up"] * 200)}), "a.json") == []
