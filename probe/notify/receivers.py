@@ -31,8 +31,8 @@ class ReceiverError(ValueError):
 class Receiver:
     """One place that alerts are sent to.
 
-    `url`, `bearer`: references or (url) a literal address without credentials; `bearer` is sent by webhooks as
-    `Authorization: Bearer …`. `drills`: whether alerts that a replay provoked are sent too.
+    `url`, `bearer`: references or (url, without a bearer) a literal address without credentials; `bearer` is sent by
+    webhooks as `Authorization: Bearer …`. `drills`: whether alerts that a replay provoked are sent too.
     """
 
     name: str
@@ -88,6 +88,10 @@ def parse_receiver(given: Mapping[str, Any]) -> Receiver:
     bearer = str(given.get("bearer") or "").strip()
     if bearer and (kind != "webhook" or not _REFERENCE.fullmatch(bearer)):
         raise ReceiverError(f"The bearer token of receiver {name!r} must be env:NAME or secret:NAME of a webhook.")
+    if bearer and not is_reference(url):  # or whoever may edit receivers could have any secret sent anywhere
+        raise ReceiverError(
+            f"With a bearer token, the address of receiver {name!r} must be env:NAME or secret:NAME, too."
+        )
     severities = tuple(given.get("severities") or SEVERITIES)
     if not set(severities) <= set(SEVERITIES):
         raise ReceiverError(f"Receiver {name!r} can take the severities {' and '.join(SEVERITIES)} only.")

@@ -6,6 +6,7 @@ working directory, `.streamlit/` of the home directory. A dot in NAME goes into 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tomllib
 from collections.abc import Iterable
@@ -62,13 +63,21 @@ def _split(secret: str) -> list[str]:
 def _files(store_where: str) -> list[Path]:
     named = os.environ.get("KVONCALL_SECRETS")
     if named:
-        if not Path(named).is_file():
+        if not _is_file(Path(named)):
             raise SecretError(f"KVONCALL_SECRETS names {named}, which is no file.")
         return [Path(named)]
-    places = [Path.cwd() / ".streamlit", Path.home() / ".streamlit"]
-    if "://" not in store_where:
-        places.insert(0, Path(store_where).parent)
-    return [place / FILE for place in places if (place / FILE).is_file()]
+    places = [] if "://" in store_where else [Path(store_where).parent]
+    for find in (Path.cwd, Path.home):
+        with contextlib.suppress(OSError, RuntimeError):  # a deleted working directory, a user without a home
+            places.append(find() / ".streamlit")
+    return [place / FILE for place in places if _is_file(place / FILE)]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False  # a directory this user may not look into holds nothing for it
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -119,6 +119,10 @@ def test_a_pending_alert_that_clears_takes_its_acknowledgement_along(store: Stor
         ({"kind": "webhook", "url": "env:X", "severities": ["info"]}, "severities"),
         ({"kind": "webhook", "url": "env:X", "matchers": ["pod=x"]}, "cannot be read"),
         ({"kind": "webhook", "url": "env:X", "bearer": "abc"}, "must be env:NAME"),
+        (
+            {"kind": "webhook", "url": "http://host/x", "bearer": "env:ANY_SECRET"},
+            "With a bearer token",
+        ),
         ({"kind": "webhook", "url": "env:X", "colour": "red"}, "no option 'colour'"),
         ({"kind": "webhook", "url": "env:X", "name": "a/b"}, "name must have"),
     ],

@@ -79,7 +79,8 @@ def test_redacting_takes_every_long_piece() -> None:
 
 def test_a_webhook_carries_its_bearer_token(hook: Hook, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOK_TOKEN", SECRET)
-    receiver = parse_receiver({"name": "r", "kind": "webhook", "url": hook.url, "bearer": "env:HOOK_TOKEN"})
+    monkeypatch.setenv("HOOK", hook.url)
+    receiver = parse_receiver({"name": "r", "kind": "webhook", "url": "env:HOOK", "bearer": "env:HOOK_TOKEN"})
     assert Sender(store.where)(receiver, message("firing")).ok
     assert hook.posts[0][0]["Authorization"] == f"Bearer {SECRET}"
 
