@@ -53,6 +53,7 @@ class Observation:
         return [
             *(read.samples if read else ()),
             *self.extra,
+            *([Sample(name, "required_metrics_missing", {}, ts, float(len(read.missing)))] if read else []),
             Sample(name, "scrape_duration_seconds", {}, ts, self.duration_s),
             Sample(name, "scrape_samples", {}, ts, float(read.exposed if read else 0)),
             Sample(name, "up", {}, ts, 0.0 if read is None else 1.0),
