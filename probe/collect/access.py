@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
+
 
 class AccessError(Exception):
     """A source cannot be reached as configured; the message is one sentence for the user and holds no secret."""
@@ -27,10 +29,10 @@ class Access:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     verify: bool | str = True
 
-    def ssl_context(self) -> ssl.SSLContext | bool:
-        """What httpx takes as `verify`; raises `AccessError` for a CA file without certificates."""
+    def ssl_context(self) -> ssl.SSLContext:
+        """How certificates are checked, as a context; raises `AccessError` for a CA file without certificates."""
         if not isinstance(self.verify, str):
-            return self.verify
+            return httpx.create_ssl_context(verify=self.verify, trust_env=False)
         try:
             return ssl.create_default_context(cafile=self.verify)
         except (OSError, ssl.SSLError):

@@ -86,7 +86,8 @@ class Collector:
         self._gpu_thread = ThreadPoolExecutor(1, thread_name_prefix="kvoncall-nvml")
         self._gpu_read: asyncio.Future[list[Sample]] | None = None
         self._said_absent: set[str] = set()
-        self._clients: dict[bool | str, httpx.AsyncClient] = {}
+        self._contexts: dict[bool | str, ssl.SSLContext] = {}
+        self._clients: dict[str, tuple[bool | str, httpx.AsyncClient]] = {}  # by target
         self._servers: list[tuple[str, Access, PrometheusServer]] = []
         self._targets: dict[str, Target] = {}
         self._tasks: dict[str, tuple[tuple[object, ...], asyncio.Task[None]]] = {}
@@ -116,8 +117,6 @@ class Collector:
     async def close(self) -> None:
         """Stop watching."""
         await self._cancel(list(self._tasks))
-        for client in self._clients.values():
-            await client.aclose()
         for _, _, server in self._servers:
             server.close()
         if self._gpu_read is None or self._gpu_read.done():
@@ -129,6 +128,8 @@ class Collector:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for name in names:
+            await self._close_client(name)
 
     async def _watch(self, name: str, delay_s: float) -> None:
         target = self._targets[name]
@@ -192,7 +193,7 @@ class Collector:
             try:
                 access = access_from(target.options, target.url)
                 found = await scrape(
-                    self._client(access),
+                    await self._client(target.name, access),
                     target.url,
                     dialect_of(target),
                     target.name,
@@ -249,7 +250,7 @@ class Collector:
         timeout_s = scrape_timeout(target.scrape_interval_s)
         try:
             access = access_from(target.options, target.url)
-            client = self._client(access)
+            client = await self._client(target.name, access)
         except AccessError:
             return False  # every scrape says so
         found = await read_facts(client, target, info, timeout_s=timeout_s, headers=access.headers)
@@ -257,19 +258,29 @@ class Collector:
             await self._facts(target, found)
         return bool(found)
 
-    def _client(self, access: Access) -> httpx.AsyncClient:
-        """The client for this way of checking certificates; raises `AccessError`."""
-        client = self._clients.get(access.verify)
-        if client is None:
-            verify: ssl.SSLContext | bool = access.ssl_context()
-            # Targets are reached directly: a proxy would answer in place of a dead one.
-            client = self._clients[access.verify] = httpx.AsyncClient(
-                trust_env=False,
-                verify=verify,
+    async def _client(self, name: str, access: Access) -> httpx.AsyncClient:
+        """The target's client; raises `AccessError`.
+
+        Each has one: a pool looks at all its connections at every request. Contexts, which are dear, are shared.
+        """
+        verify, client = self._clients.get(name, (None, None))
+        if client is None or verify != access.verify:
+            await self._close_client(name)
+            if access.verify not in self._contexts:
+                self._contexts[access.verify] = access.ssl_context()
+            client = httpx.AsyncClient(
+                trust_env=False,  # targets are reached directly: a proxy would answer in place of a dead one
+                verify=self._contexts[access.verify],
                 timeout=MAX_TIMEOUT_S,
-                limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S),
+                limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_S),
             )
+            self._clients[name] = access.verify, client
         return client
+
+    async def _close_client(self, name: str) -> None:
+        known = self._clients.pop(name, None)
+        if known is not None:
+            await known[1].aclose()
 
     def _server(self, url: str, access: Access) -> PrometheusServer:
         for known, how, server in self._servers:

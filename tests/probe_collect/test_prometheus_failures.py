@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import httpx
 import pytest
 
 from probe.collect import prometheus
@@ -210,7 +211,9 @@ def test_a_certificate_counts_only_with_its_ca(tmp_path: Path) -> None:
             PrometheusServer(url).query("a")
         for access in (access_from({"ca_file": str(certificate)}), Access(verify=False)):
             assert PrometheusServer(url, access).query("a").series
-            assert access.ssl_context() is False or isinstance(access.ssl_context(), ssl.SSLContext)
+            assert httpx.get(url, verify=access.ssl_context(), trust_env=False).status_code == 501  # GET: it speaks
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url, verify=Access().ssl_context(), trust_env=False)
         with pytest.raises(AccessError, match="holds no CA certificate"):
             access_from({"ca_file": str(key)}).ssl_context()
     finally:
