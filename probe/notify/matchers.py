@@ -1,7 +1,7 @@
 """Alertmanager's label matchers: `name="value"`, `!=`, `=~`, `!~`; expressions match the whole value.
 
-A label that is missing has the value "". Labels of an alert here are those of `LABELS`. Expressions are Python's,
-which differ from RE2 only in what RE2 lacks (back references, look-around).
+A label that is missing has the value "". Labels of an alert here are those of `LABELS`. Expressions are Python's, less
+what RE2 lacks (back references, look-around) and what Python may take for ever on: they are tried in the watch.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import Literal, cast
 LABELS = ("rule", "target", "severity", "model", "engine")
 MAX_MATCHERS = 20
 MAX_VALUE = 500
+MAX_REPEATS = 3
 
 Operator = Literal["=", "!=", "=~", "!~"]
 
 _PART = re.compile(
     r"""\s*(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*(?P<op>=~|!~|!=|=)\s*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^",{}]*))\s*"""
 )
+
+_NOT_RE2 = re.compile(r"\\[1-9]|\(\?(=|!|<=|<!|>|P=|\()|[*+?}]\+")
 
 
 class MatcherError(ValueError):
@@ -59,10 +62,7 @@ def matcher(name: str, op: str, value: str) -> Matcher:
     if len(value) > MAX_VALUE:
         raise MatcherError(f"the value for {name} is longer than {MAX_VALUE} characters")
     if op in ("=~", "!~"):
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise MatcherError(f"{value!r} is not a regular expression: {error}") from None
+        _check_expression(value)
     return Matcher(name, cast("Operator", op), value)
 
 
@@ -91,6 +91,32 @@ def parse_matchers(text: str) -> tuple[Matcher, ...]:
 def narrowing(matchers: Iterable[Matcher]) -> bool:
     """Whether at least one condition needs a label to be there: without one, a silence would mute everything."""
     return any(not matcher.matches({}) for matcher in matchers)
+
+
+def _check_expression(text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise MatcherError(f"{text!r} is not a regular expression: {error}") from None
+    unescaped = re.sub(r"\\[^1-9]", "c", text)
+    bare = re.sub(r"\[\^?\]?[^\]]*\]", "c", unescaped)  # every sign that is left means something
+    if _NOT_RE2.search(bare):
+        raise MatcherError(f"{text!r} looks back, around or ahead, which Alertmanager's expressions cannot")
+    if _repeats_a_repeat(bare) or len(re.findall(r"[*+]|,\}", bare)) > MAX_REPEATS:
+        raise MatcherError(
+            f"{text!r} could take too long: use {MAX_REPEATS} of * and + at most, and none after a group that has "
+            "one or branches"
+        )
+
+
+def _repeats_a_repeat(bare: str) -> bool:
+    """Whether a group that repeats or branches inside, at any depth, is repeated itself; escapes are gone by now."""
+    while group := re.search(r"\(([^()]*)\)([*+{]?)", bare):
+        is_open = re.search(r"[*+|\0]|,\}", group[1]) is not None
+        if is_open and group[2]:
+            return True
+        bare = f"{bare[: group.start()]}{chr(0) if is_open else 'c'}{bare[group.end(1) + 1 :]}"
+    return False
 
 
 def _unquoted(text: str) -> str:
