@@ -120,7 +120,8 @@ def constant(node: Any) -> float | None:
         value = constant(node.expr)
         return None if value is None else -value
     if isinstance(node, promql.BinaryExpr) and str(node.op) in _ARITHMETIC:
-        left, right = constant(node.lhs), constant(node.rhs)
+        right = constant(node.rhs)  # first: chains lean to the left
+        left = constant(node.lhs) if right is not None else None
         if left is None or right is None:
             return None
         try:

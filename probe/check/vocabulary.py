@@ -157,20 +157,31 @@ class Vocabulary:
             return _of_neighbour(name)
         native = _native(name, engine.name)
         found = _in_engine(native, engine)
-        if self.page is not None and name in self.page.labels:
-            return Resolution(name, "live", engine, found.base, found.part, found.era)
-        if self.page is not None and engine.name in self.chosen:
-            other = _swapped(name)
-            if other in self.page.labels:
-                return Resolution(name, "prefix", engine, found.base, found.part, found.era, instead=other)
-            spelt_right = native == name or engine.name in _BOTH_SEPARATORS
-            if found.status == "live" and spelt_right and not self.page.shows(found):
-                return replace(found, name=name, status="not-shown")
+        if engine.name == "kvoncall" and found.status == "unknown":
+            found = _of_another_time(_in_engine(native, self.engines["vllm"]), found)
+        shown = self._on_the_page(name, native, found, engine) if self.page is not None else None
+        if shown is not None:
+            return shown
         if native != name and engine.name not in _BOTH_SEPARATORS:
             return _other_separator(name, found, engine)
         if found.status == "unknown" and (name in OTHER_EXPORTERS or name.count(":") > 1):
             return Resolution(name, "foreign")
         return found if native == name else _respell(found, name)
+
+    def _on_the_page(self, name: str, native: str, found: Resolution, engine: Engine) -> Resolution | None:
+        """What the live server alone decides."""
+        assert self.page is not None
+        if name in self.page.labels:
+            return Resolution(name, "live", engine, found.base, found.part, found.era)
+        if engine.name not in self.chosen:
+            return None
+        other = _swapped(name)
+        if other in self.page.labels:
+            return Resolution(name, "prefix", engine, found.base, found.part, found.era, instead=other)
+        spelt_right = native == name or engine.name in _BOTH_SEPARATORS
+        if found.status == "live" and spelt_right and not self.page.shows(found):
+            return replace(found, name=name, status="not-shown")
+        return None
 
     def _engine_of(self, name: str) -> Engine | None:
         for prefix, owner in _PREFIXES.items():
@@ -220,6 +231,11 @@ class Vocabulary:
     def domain_labels(self, engine: Engine) -> frozenset[str]:
         """Every label any metric of the engine has in any version."""
         return frozenset(label for eras in engine.metrics.values() for era in eras for label in era.labels) | {"le"}
+
+
+def _of_another_time(in_vllm: Resolution, unknown: Resolution) -> Resolution:
+    """A name the embedded engine lacks: what vLLM says of it where it is old, hidden or misspelt there."""
+    return unknown if in_vllm.status in ("live", "gated", "unknown") else in_vllm
 
 
 def _of_neighbour(name: str) -> Resolution:

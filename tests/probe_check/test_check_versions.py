@@ -118,7 +118,8 @@ def test_names_without_prefix_belong_to_an_engine_only_when_it_is_asked_for(pane
 
 
 def test_the_embedded_engine_has_its_own_names_beside_vllm_s(panel):
-    for expr in ("max(kvoncall:kv_blocks)", "max(vllm:kv_cache_usage_perc)", "kvoncall_of_the_watcher"):
+    fallback = "max(vllm:kv_cache_usage_perc or vllm:gpu_cache_usage_perc)"
+    for expr in ("max(kvoncall:kv_blocks)", "max(vllm:kv_cache_usage_perc)", "kvoncall_of_the_watcher", fallback):
         assert _codes(panel(expr, dialect="kvoncall")) == set()
     for expr in ("max(kvoncall:nothing)", "vllm:num_requests_swapped"):
         assert _codes(panel(expr, dialect="kvoncall")) == {"unknown-metric"}
