@@ -99,11 +99,12 @@ class Moment:
         known = self._parts.get(id(expr))
         if known is not None:
             return known[1]
-        vector = self._leaves.get(expr) if type(expr) in _LEAVES else None
-        if vector is None:
+        if type(expr) not in _LEAVES:
             vector = _evaluated(expr, self)
-            if type(expr) in _LEAVES:
-                self._leaves[expr] = vector
+        elif (found := self._leaves.get(expr)) is not None:
+            vector = found
+        else:
+            vector = self._leaves[expr] = _evaluated(expr, self)
         self._parts[id(expr)] = (expr, vector)  # the expression too, so that its id stays its own
         return vector
 
@@ -114,20 +115,25 @@ def evaluate(expr: Expr, at: Moment) -> Vector:
 
 
 def _evaluated(expr: Expr, at: Moment) -> Vector:
-    if isinstance(expr, Aggregate):
-        return _aggregate(expr, at.value(expr.of))
-    if isinstance(expr, Compare | Arithmetic):
-        left = at.value(expr.left)
-        right = expr.right if isinstance(expr.right, float | int) else at.value(expr.right)
-        return _compare(expr.op, left, right) if isinstance(expr, Compare) else _arithmetic(expr.op, left, right)
-    if isinstance(expr, Logical):
-        return _logical(expr.op, at.value(expr.left), at.value(expr.right))
-    if isinstance(expr, ClampMin):
-        return {key: max(value, expr.least) for key, value in at.value(expr.of).items()}
-    if isinstance(expr, Quantile):
-        reading = quantile(expr.q, bucket_increases(expr.metric, expr.window_s, at))
-        return {} if reading is None else {(): reading.value}
+    match expr:
+        case Aggregate():
+            return _aggregate(expr, at.value(expr.of))
+        case Compare():
+            return _compare(expr.op, at.value(expr.left), _right(expr.right, at))
+        case Arithmetic():
+            return _arithmetic(expr.op, at.value(expr.left), _right(expr.right, at))
+        case Logical():
+            return _logical(expr.op, at.value(expr.left), at.value(expr.right))
+        case ClampMin():
+            return {key: max(value, expr.least) for key, value in at.value(expr.of).items()}
+        case Quantile():
+            reading = quantile(expr.q, bucket_increases(expr.metric, expr.window_s, at))
+            return {} if reading is None else {(): reading.value}
     return _leaf(expr, at)
+
+
+def _right(operand: Expr | float, at: Moment) -> Vector | float:
+    return operand if isinstance(operand, (float, int)) else at.value(operand)
 
 
 def _leaf(expr: Instant | Increase | OverTime | Changes | Derivative, at: Moment) -> Vector:
@@ -164,7 +170,7 @@ def matches(labels: Mapping[str, str], match: Match) -> bool:
     """Whether a series carries the labels; `le` by its number, as exporters spell it differently."""
     for name, wanted in match:
         found = labels.get(name, "")
-        if found != wanted and not (name == "le" and found and float(found) == float(wanted)):
+        if found != wanted and not (name == "le" and _bound(found) == float(wanted)):
             return False
     return True
 
@@ -201,13 +207,21 @@ def growth(series: Series, start: float, end: float) -> Growth | None:
     return Growth(grown, len(lost), series.times[i] / 1000, series.times[j - 1] / 1000)
 
 
+def _bound(le: str) -> float | None:
+    """A bucket's bound; None for what is no number, which is no bucket."""
+    try:
+        return float(le)
+    except ValueError:
+        return None
+
+
 def bucket_increases(metric: str, window_s: float, at: Moment) -> list[tuple[float, float]]:
     """(upper bound, growth) of a histogram's buckets, those of all engines added up, by bound."""
     merged: dict[float, float] = {}
     for series in at.window.series(f"{metric}_bucket"):
+        bound = _bound(series.labels.get("le", ""))
         grown = increase(series, at.now_ms - to_ms(window_s), at.now_ms)
-        if grown is not None:
-            bound = float(series.labels["le"])
+        if grown is not None and bound is not None:
             merged[bound] = merged.get(bound, 0.0) + grown
     return sorted(merged.items())
 
@@ -273,7 +287,7 @@ def _aggregate(expr: Aggregate, vector: Vector) -> Vector:
 
 
 def _arithmetic(op: str, left: Vector, right: Vector | float) -> Vector:
-    if isinstance(right, float | int):
+    if not isinstance(right, dict):
         return {key: _operate(op, value, right) for key, value in left.items()}
     return {key: _operate(op, value, right[key]) for key, value in left.items() if key in right}
 
@@ -292,7 +306,7 @@ def _operate(op: str, a: float, b: float) -> float:
 
 def _compare(op: str, left: Vector, right: Vector | float) -> Vector:
     compare = _HOLDS[op]
-    if isinstance(right, float | int):
+    if not isinstance(right, dict):
         return {key: value for key, value in left.items() if compare(value, right)}
     return {key: value for key, value in left.items() if key in right and compare(value, right[key])}
 

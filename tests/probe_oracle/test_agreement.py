@@ -130,8 +130,8 @@ def judge(
         compare_states(where, update, states.get(rule.id, "inactive"), figures)
 
 
-def watch(found: Trace, rules: Sequence[Rule]) -> TargetEvaluator:
-    target = Target(1, "t", "http://h", "external", "vllm", [], {}, float(found.interval_s), 1.0, True, -1000.0)
+def watch(found: Trace, rules: Sequence[Rule], engine: str) -> TargetEvaluator:
+    target = Target(1, "t", "http://h", "external", engine, [], {}, float(found.interval_s), 1.0, True, -1000.0)
     return TargetEvaluator(target, rules)
 
 
@@ -146,7 +146,7 @@ def alerting(rule: Rule, expr: str) -> Alerting:
 def against_canonical(found: Trace, folder: Path, figures: Figures) -> None:
     """Random expressions and all rules, over canonical names."""
     asked = probes(np.random.default_rng(found.seed), PROBES)
-    evaluator = watch(found, RULES)
+    evaluator = watch(found, RULES, "kvoncall")
     window = Window(dict.fromkeys({key[0] for scrape in found.scrapes for key in scrape.values} | {"up"}, 7200.0))
     conditions = {condition_name(rule): text_of(rule.condition) for rule in evaluator.rules if rule.condition}
     recorded = {f"o:{i}": text for i, (_, _, text) in enumerate(asked)} | conditions
@@ -166,7 +166,7 @@ def against_exported(found: Trace, spec: str, folder: Path, figures: Figures) ->
     exported = [alert for alert in chosen.alerts if alert.told_by_rule and RULE_BREACH not in alert.rule.metrics]
     if found.interval_s == 75:  # not scraped for long is down to us; to Prometheus nothing
         exported = [alert for alert in exported if alert.rule_id != "target-missing"]
-    evaluator = watch(found, [alert.rule for alert in exported])
+    evaluator = watch(found, [alert.rule for alert in exported], chosen.names.dialect.engine)
     recorded = {condition_name(alert.rule): alert.expr for alert in exported}
     alerts = [Alerting(alert.rule_id, alert.expr, alert.hold_s, alert.keep_firing_s) for alert in exported]
     answers = ask(found, recorded, alerts, folder, lambda key: exposed(key, chosen.names))

@@ -153,6 +153,12 @@ def test_a_bound_is_matched_as_a_number() -> None:
     assert one(Instant("h_bucket", match=(("le", "2.5"),)), moment(rows, 0)) == 3.0
 
 
+def test_a_bucket_without_a_bound_is_none() -> None:
+    rows = [("h_bucket", text, at, 10.0 * at) for text in ("0 1", "0 +Inf", "0", "0 many") for at in (0, 30, 60)]
+    assert one(Quantile(0.5, "h", 60.0), moment(rows, 60)) == pytest.approx(0.5, rel=1e-12)
+    assert one(Instant("h_bucket", match=(("le", "1.0"),)), moment(rows, 60)) == 600.0
+
+
 PER = ("engine",)
 X, Y = Aggregate("sum", Instant("x"), PER), Aggregate("sum", Instant("y"), PER)
 TWO: list[Row] = [("x", "0", 0, 1.0), ("x", "1", 0, 5.0), ("y", "1", 0, 2.0), ("y", "2", 0, 3.0)]
