@@ -22,7 +22,8 @@ def alertmanager_text(selection: Selection) -> str:
     comment = [
         f"Alertmanager configuration of kvoncall for {selection.dialect}, by `kvoncall rules export`.",
         "Give the receivers pager and chat your own configuration: as they are, they tell nobody. kvoncall shows the",
-        "alerts with their runbooks.",
+        "alerts with their runbooks. Where it was started with KVONCALL_WEBHOOK_TOKEN, its webhook needs",
+        "http_config: {authorization: {credentials_file: …}}.",
     ]
     return yaml_text(_document(selection), comment)
 

@@ -127,8 +127,10 @@ def select(options: Options, rules: Sequence[Rule] = DEFAULT_RULES) -> Selection
             continue
         alerts += found
         recordings += recording
-    if any(alert.rule_id in ("kv-quality-drop", "prefix-isolation-breach") for alert in alerts):
-        notes.append(f"{RULE_BREACH} is exposed by kvoncall's own /metrics: scrape it too.")
+    if any(_reads_own(alert.rule) for alert in alerts):
+        notes.append(f"{RULE_BREACH} is told by {options.base_url}/metrics: scrape that, too.")
+    if not options.jobs:
+        notes.append(f"Targets are looked for in the job {names.own_jobs[0]}: name yours with --job.")
     notes += [f"{note}." for note in names.notes.values()]
     return Selection(names, options, tuple(alerts), tuple(recordings), tuple(left_out), tuple(notes))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from probe.export.cases import Scene, Traces
-from probe.export.naming import RULE_BREACH, UP, quoted
+from probe.export.naming import OWN_JOB, RULE_BREACH, UP, quoted
 from probe.export.promql import number
 
 INSTANCE, MODEL = "engine-1:8000", "m"
-OWN_TARGET = {"job": "kvoncall", "instance": "kvoncall:8501"}
+OWN_TARGET = {"job": OWN_JOB, "instance": "kvoncall:8501"}
 WATCHED_NAME = "chat"
 CAPACITY = 1000.0  # of what an engine tells as used and whole
 

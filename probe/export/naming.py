@@ -18,6 +18,8 @@ from probe.dialects.model import HISTOGRAM_SUFFIXES, base_name
 TARGET_LABELS = ("job", "instance")
 # Written by Prometheus itself, or by kvoncall's own /metrics.
 UP, RULE_BREACH = "up", "kvoncall_rule_breach"
+# The job of targets where none is named: the engine's name, but kvoncall is what answers for kvoncall itself.
+OWN_JOB, EMBEDDED_JOB = "kvoncall", "kvoncall-engine"
 
 
 class ExportError(ValueError):
@@ -65,7 +67,8 @@ class Names:
     @property
     def own_jobs(self) -> tuple[str, ...]:
         """The jobs of the targets; the engine's name where none was given."""
-        return self.jobs or (self.dialect.engine,)
+        engine = self.dialect.engine
+        return self.jobs or (EMBEDDED_JOB if engine == OWN_JOB else engine,)
 
     def labels(self, by: Iterable[str]) -> tuple[str, ...]:
         """Exposed labels to aggregate by: the target's, the model's where asked for, and those of `by`."""

@@ -43,7 +43,7 @@ def prometheusrule_text(selection: Selection, *, name: str = "kvoncall") -> str:
 
 def header(selection: Selection) -> list[str]:
     """What a reader of the file has to know: for which engine it is, what is assumed, what is not in it."""
-    lines = [f"Rules of kvoncall for {selection.dialect}, by `kvoncall rules export`."]
+    lines = [f"Rules of kvoncall for {selection.dialect}, by `kvoncall rules export`. For Prometheus 2.42 or newer."]
     lines += selection.notes
     if selection.left_out:
         lines += ["Left out:"]

@@ -65,7 +65,7 @@ def test_every_alert_of_vllm(tmp_path: Path, promtool: Promtool) -> None:
 @pytest.mark.parametrize(
     ("options", "rules"),
     [
-        (Options(dialect="kvoncall", scrape_interval_s=1.0, time_scale=0.05), ("cache-thrash", "ttft-slo-burn")),
+        (Options(dialect="kvoncall", scrape_interval_s=1.0, time_scale=0.05), ("cache-thrash", "gpu-memory-creep")),
         (Options(dialect="vllm@0.6.6", by_model=True), ("eviction-storm", "kv-saturated")),
         (Options(dialect="sglang@0.5.23"), ("engine-stall", "metrics-unknown", "eviction-storm", "ttft-slo-burn")),
         (Options(dialect="tgi"), ("kv-saturated", "oom")),
