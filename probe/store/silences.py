@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
@@ -17,6 +18,8 @@ from probe.store.words import said_by
 from probe.store.writer import Writer
 
 MAX_S = 366 * 86_400.0
+
+log = logging.getLogger("kvoncall.store")
 
 
 class Silences:
@@ -60,7 +63,7 @@ class Silences:
             )
             session.add(row)
             session.flush()
-            _tell(session, row, "silence_added", f"{author} silenced {', '.join(row.matchers)}: {reason}", created)
+            _tell(session, row, "silence_added", author, f"silenced {', '.join(row.matchers)}: {reason}", created)
             return _silence(row)
 
         return self._writer.call(work)
@@ -72,7 +75,7 @@ class Silences:
         if not expired:
             query = select(SilenceRow).where(SilenceRow.ends_at > at).order_by(SilenceRow.ends_at, SilenceRow.id)
         with self._database.read() as session:
-            return [_silence(row) for row in session.scalars(query)]
+            return list(_readable(session.scalars(query)))
 
     def get(self, silence_id: int) -> Silence | None:
         """The silence, expired or not, or None."""
@@ -93,7 +96,7 @@ class Silences:
                 raise StoreError(f"Silence {silence_id} has expired already.")
             row.ends_at, row.expired_by = at, author
             row.starts_at = min(row.starts_at, at)
-            _tell(session, row, "silence_expired", f"{author} ended the silence of {', '.join(row.matchers)}", at)
+            _tell(session, row, "silence_expired", author, f"ended the silence of {', '.join(row.matchers)}", at)
             return _silence(row)
 
         return self._writer.call(work)
@@ -107,11 +110,20 @@ class Silences:
         self._writer.call(work)
 
 
-def _tell(session: Session, row: SilenceRow, kind: str, message: str, at: float) -> None:
-    data = {"silence": row.id, "matchers": list(row.matchers), "author": row.author, "reason": row.reason}
+def _tell(session: Session, row: SilenceRow, kind: str, actor: str, deed: str, at: float) -> None:
+    data = {"silence": row.id, "matchers": list(row.matchers), "author": actor, "reason": row.reason}
     data["ends_at"] = row.ends_at
-    session.add(EventRow(target=None, ts=at, kind=kind, severity="info", message=message, data=data))
+    session.add(EventRow(target=None, ts=at, kind=kind, severity="info", message=f"{actor} {deed}", data=data))
     session.flush()
+
+
+def _readable(rows: Iterable[SilenceRow]) -> Iterator[Silence]:
+    """A silence whose matchers this version refuses mutes nothing, rather than stopping every notification."""
+    for row in rows:
+        try:
+            yield _silence(row)
+        except MatcherError:
+            log.warning("Silence %d cannot be read and mutes nothing: %s", row.id, ", ".join(row.matchers))
 
 
 def _silence(row: SilenceRow) -> Silence:

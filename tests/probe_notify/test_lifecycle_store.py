@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,11 +35,22 @@ def test_silences_expire_by_time_or_by_hand(store: Store) -> None:
     assert [s.id for s in store.silences.list(expired=True)] == [first.id, later.id]
     kinds = [e.kind for e in store.events.recent(since=START)]
     assert sorted(kinds) == ["silence_added", "silence_added", "silence_expired"]
+    (event,) = store.events.recent(kinds=["silence_expired"])
+    assert (event.data["author"], event.message) == ("bob", 'bob ended the silence of rule=~"ttft.*"')
     for silence_id, words in ((later.id, "has expired already"), (99, "no silence 99")):
         with pytest.raises(StoreError, match=words):
             store.silences.expire(silence_id, author="bob", now=START + 20)
     store.silences.prune(START + 60)
     assert [s.id for s in store.silences.list(expired=True)] == [first.id]
+
+
+def test_a_silence_of_another_version_mutes_nothing_and_stops_nothing(store: Store) -> None:
+    store.silences.add("target=a", ends_at=START + 60, author="ann", reason="x", now=START)
+    file = sqlite3.connect(store.where)
+    file.execute("UPDATE silences SET matchers = '[\"pod=x\"]'")
+    file.commit()
+    file.close()
+    assert store.silences.list(now=START) == []
 
 
 @pytest.mark.parametrize(
