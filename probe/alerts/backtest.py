@@ -18,7 +18,8 @@ from probe.alerts.arithmetic import Moment, holds
 from probe.alerts.arithmetic import evaluate as vector
 from probe.alerts.evaluate import LIFECYCLE_KINDS, Verdict, View, evaluate
 from probe.alerts.expr import Compare, Expr, leaves, look_back_s, metric_of
-from probe.alerts.rule import Rule, ValueSignal, scaled
+from probe.alerts.fit import applied_to
+from probe.alerts.rule import Rule, ValueSignal
 from probe.alerts.rules import ITL_BOUND_S, LATENCY_OBJECTIVE, TTFT_BOUND_S, burn
 from probe.alerts.state import Progress, step
 from probe.alerts.window import Window
@@ -124,7 +125,9 @@ class History:
         until: float,
         step_s: float | None = None,
     ) -> None:
-        self.rule = scaled(rule, target)
+        self.rule, why = applied_to(target, rule)
+        if why is not None:
+            raise BacktestError(f"{rule.id} is {why}")
         self.target = target
         self.since, self.until = since, until
         self.step_s = max(step_s or target.scrape_interval_s, (until - since) / MAX_STEPS)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from probe.alerts.arithmetic import matches
 from probe.alerts.evaluate import LIFECYCLE_KINDS, Outcome, View, evaluate, stale_after
 from probe.alerts.expr import Match, Quantile, leaves, metric_of
-from probe.alerts.rule import Rule, ValueSignal, scaled
+from probe.alerts.fit import applied_to
+from probe.alerts.rule import Rule, ValueSignal
 from probe.alerts.state import Progress, Transition, restore, step
 from probe.alerts.window import Window
 from probe.store import Alert, AlertUpdate, Event, Reading, Sample, Target
@@ -23,7 +24,9 @@ class TargetEvaluator:
 
     def __init__(self, target: Target, rules: Sequence[Rule]) -> None:
         self.target = target
-        self.rules = [scaled(rule, target) for rule in rules]
+        applied = [applied_to(target, rule) for rule in rules]
+        self.rules = [rule for rule, _ in applied]
+        self._unfit = {rule.id: why for rule, why in applied if why is not None}
         self.horizon_s = horizon_s(self.rules)
         least_s = max(LEAST_HORIZON_S, stale_after(target.scrape_interval_s))
         self.window = Window(horizons_s(self.rules, least_s), _keeps(self.rules))
@@ -61,7 +64,7 @@ class TargetEvaluator:
         updates = []
         for rule in self.rules:
             before = self._progress[rule.id]
-            outcome = evaluate(rule, view, before.active_since)
+            outcome = self._read(rule, view, before)
             after, transitions = step(rule, before, outcome.verdict, now, view.stale_after_s)
             self._progress[rule.id] = after
             updates.append(_update(rule, self.target, outcome, after, transitions, now))
@@ -71,6 +74,11 @@ class TargetEvaluator:
         """Forget the last evaluation, so that the next one reports its changes of state again."""
         progress, unseen = self._reverted
         self._progress, self._unseen = dict(progress), self._unseen | unseen
+
+    def _read(self, rule: Rule, view: View, before: Progress) -> Outcome:
+        if why := self._unfit.get(rule.id):
+            return Outcome("no_data", None, None, None, why, "")
+        return evaluate(rule, view, before.active_since)
 
     def _forget_events(self, now: float) -> None:
         """Keep what rules can still count, and the last event whatever its age (is the engine meant to run?)."""

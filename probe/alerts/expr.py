@@ -144,27 +144,27 @@ def look_back_s(leaf: Leaf) -> float:
     return leaf.window_s + (leaf.offset_s if isinstance(leaf, Increase) else 0.0)
 
 
-def with_times(expr: Expr, fit: Callable[[float], float], known: dict[Expr, Expr] | None = None) -> Expr:
-    """The expression with every window and offset replaced by `fit(seconds)`.
-
-    Equal parts become one object, also those of other expressions done with the same `known`.
-    """
-    known = {} if known is None else known
-    found = _with_times(expr, fit, known)
-    return known.setdefault(found, found)
-
-
-def _with_times(expr: Expr, fit: Callable[[float], float], known: dict[Expr, Expr]) -> Expr:
-    if isinstance(expr, Instant):
-        return expr
-    if isinstance(expr, Increase):
-        offset_s = fit(expr.offset_s) if expr.offset_s else 0.0
-        return dataclasses.replace(expr, window_s=fit(expr.window_s), offset_s=offset_s)
-    if isinstance(expr, OverTime | Changes | Derivative | Quantile):
-        return dataclasses.replace(expr, window_s=fit(expr.window_s))
+def rebuilt(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The expression with every part of it changed, from the inside out."""
     if isinstance(expr, Aggregate | ClampMin):
-        return dataclasses.replace(expr, of=with_times(expr.of, fit, known))
+        return change(dataclasses.replace(expr, of=rebuilt(expr.of, change)))
     if isinstance(expr, Logical):
-        return Logical(expr.op, with_times(expr.left, fit, known), with_times(expr.right, fit, known))
-    right = expr.right if isinstance(expr.right, float | int) else with_times(expr.right, fit, known)
-    return dataclasses.replace(expr, left=with_times(expr.left, fit, known), right=right)
+        return change(Logical(expr.op, rebuilt(expr.left, change), rebuilt(expr.right, change)))
+    if isinstance(expr, Arithmetic | Compare):
+        right = expr.right if isinstance(expr.right, float | int) else rebuilt(expr.right, change)
+        return change(dataclasses.replace(expr, left=rebuilt(expr.left, change), right=right))
+    return change(expr)
+
+
+def with_times(expr: Expr, fit: Callable[[float], float]) -> Expr:
+    """The expression with every window and offset replaced by `fit(seconds)`."""
+
+    def change(part: Expr) -> Expr:
+        if isinstance(part, Increase):
+            offset_s = fit(part.offset_s) if part.offset_s else 0.0
+            return dataclasses.replace(part, window_s=fit(part.window_s), offset_s=offset_s)
+        if isinstance(part, OverTime | Changes | Derivative | Quantile):
+            return dataclasses.replace(part, window_s=fit(part.window_s))
+        return part
+
+    return rebuilt(expr, change)

@@ -51,6 +51,22 @@ class ValueSignal:
         found = (self.value, self.when, self.floor, self.condition, self.numerator, self.denominator)
         return tuple(part for part in found if part is not None)
 
+    def mapped(self, change: Callable[[Expr], Expr]) -> ValueSignal:
+        """The signal with all its expressions changed."""
+
+        def part(expr: Expr | None) -> Expr | None:
+            return None if expr is None else change(expr)
+
+        return dataclasses.replace(
+            self,
+            value=change(self.value),
+            when=part(self.when),
+            floor=part(self.floor),
+            condition=part(self.condition),
+            numerator=part(self.numerator),
+            denominator=part(self.denominator),
+        )
+
 
 @dataclass(frozen=True)
 class EventMatch:
@@ -201,23 +217,6 @@ class Rule:
         return self.signal.rounds_s if isinstance(self.signal, BreachSignal) else self.window_s
 
 
-def _refitted(signal: ValueSignal, fit: Callable[[float], float]) -> ValueSignal:
-    known: dict[Expr, Expr] = {}
-
-    def part(expr: Expr | None) -> Expr | None:
-        return None if expr is None else with_times(expr, fit, known)
-
-    return dataclasses.replace(
-        signal,
-        value=with_times(signal.value, fit, known),
-        when=part(signal.when),
-        floor=part(signal.floor),
-        condition=part(signal.condition),
-        numerator=part(signal.numerator),
-        denominator=part(signal.denominator),
-    )
-
-
 def scaled(rule: Rule, target: Target) -> Rule:
     """The rule as it applies to a target: times multiplied by its `time_scale`, with minimums."""
     scale, interval = target.time_scale, target.scrape_interval_s
@@ -232,7 +231,7 @@ def scaled(rule: Rule, target: Target) -> Rule:
     if isinstance(signal, EventSignal):
         signal = dataclasses.replace(signal, recover_s=shrink(signal.recover_s))
     if isinstance(signal, ValueSignal):
-        signal = _refitted(signal, fit)
+        signal = signal.mapped(lambda part: with_times(part, fit))
     window_s = max(rule.window_s * scale, signal.min_window_s) if isinstance(signal, QualitySignal) else None
     return dataclasses.replace(
         rule,
