@@ -40,6 +40,10 @@ def run_bench(what: str, *, model: str, against: str | None, report: Report) -> 
         from probe.bench.formats import bench_formats
 
         results["formats"] = bench_formats(model, report=report)
+    if what in ("collect", "all"):
+        from probe.bench.collect import bench_collect
+
+        results["collect"] = bench_collect(report=report)
     if what in ("memory", "all"):
         from probe.bench.memory import bench_memory
 

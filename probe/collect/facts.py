@@ -1,7 +1,7 @@
 """What a target says about itself: configuration, version, memory plan. Read now and then, never erased.
 
 The embedded engine answers `/debug/engine`. Others tell their KV configuration by the labels of the dialect's
-info metric (`vllm:cache_config_info`), and version and model by `/version` and `/v1/models`.
+info metric (`vllm:cache_config_info`), their version where the dialect says, and their model by `/v1/models`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from probe.collect.exposition import ScrapeError
-from probe.collect.scrape import fetch
+from probe.collect.scrape import dialect_of, fetch
 from probe.store import Target
 
 MAX_BYTES = 1024 * 1024
@@ -43,9 +43,11 @@ async def read_facts(
     if target.engine == "kvoncall":
         found = await ask("/debug/engine")
         return {key: value for key, value in found.items() if key not in _VOLATILE}
-    version = (await ask("/version")).get("version")
-    if isinstance(version, str):
-        facts["version"] = version
+    for path, key in dialect_of(target).version_at:
+        version = (await ask(path)).get(key)
+        if isinstance(version, str):
+            facts["version"] = version
+            break
     models = (await ask("/v1/models")).get("data")
     if isinstance(models, list) and models and isinstance(models[0], dict):
         model = models[0]

@@ -1,4 +1,4 @@
-"""What the leading monitor does: scrape, detect changes, evaluate rules, write.
+"""What the leading monitor does: scrape, detect changes, evaluate rules, write, have receivers notified.
 
 Built anew each time a process takes the lead: windows, counters and alert states come from the store, so that
 neither a restart nor a change of hands resets an alert or hides a counter reset. Rounds of a quality canary or an
@@ -21,6 +21,7 @@ from probe.collect.changes import ChangeDetector, Finding, Observation
 from probe.collect.clock import JUMP_S, SteadyClock
 from probe.collect.collector import Collector, CollectorStats
 from probe.dialects import DialectError, load_dialect
+from probe.notify.dispatcher import Dispatcher
 from probe.store import AlertUpdate, Event, Lease, Sample, Store, StoreError, Target
 
 # Findings that the owner of a supervisor explains by a lifecycle event. It announces a stop when the engine has
@@ -86,6 +87,7 @@ class Leadership:
         self._rules = tuple(rules)
         self._clock = SteadyClock()
         self._stats = WatchStats()
+        self._dispatcher = Dispatcher(store, self._rules)
         self._collector = Collector(self._on_observation, self._on_facts, self._clock)
         self._watched: dict[str, _Watched] = {}
         self._lease: Lease | None = None
@@ -111,7 +113,7 @@ class Leadership:
             self._take(self._held.popleft())
 
     async def tick(self) -> None:
-        """Follow the list of targets, write and read events, evaluate what is due; raises `StoreError`."""
+        """Follow the list of targets, write and read events, evaluate and notify what is due; raises `StoreError`."""
         await self._follow_targets()
         await self._collector.sync([w.target for w in self._watched.values()])
         await self._decide_doubts(time.monotonic())
@@ -133,9 +135,10 @@ class Leadership:
             raise
         for watched, taken_in in zip(due, news, strict=True):
             watched.evaluated, watched.evaluated_at = taken_in, at
+        self._count(len(due), time.monotonic() - at, [time.monotonic() - w for w in waiting if w is not None])
+        await self._dispatcher.tick(now, self._lease)
         if failure is not None:
             raise failure
-        self._count(len(due), time.monotonic() - at, [time.monotonic() - w for w in waiting if w is not None])
 
     def _count(self, evaluations: int, seconds: float, lags: list[float]) -> None:
         stats = self._stats
@@ -154,8 +157,9 @@ class Leadership:
         await self._follow_targets()
 
     async def close(self) -> None:
-        """Stop scraping."""
+        """Stop scraping and notifying."""
         await self._collector.close()
+        await self._dispatcher.close()
 
     async def _save(self, updates: list[AlertUpdate]) -> None:
         if updates:

@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from probe.alerts.evaluator import TargetEvaluator
 from probe.alerts.rules import DEFAULT_RULES
 from probe.monitor import Monitor, watch
-from probe.store import Sample, Store, Target
+from probe.store import AlertUpdate, Sample, Store, Target
 from probe.store.database import FILE_NAME
 
 Wait = Callable[..., None]
@@ -299,6 +302,36 @@ def test_a_locked_database_loses_no_samples(tmp_path: Path, engine: Any, wait_un
         frame = store.samples.range("t", "up", 0)
         assert len(frame) >= total
         assert "store_error" in {e.kind for e in store.events.recent()}
+
+
+def test_an_event_that_is_written_late_is_not_overlooked(store: Store, engine: Any, wait_until: Wait) -> None:
+    """Events are followed by id: their writer's clock may be behind."""
+    store.targets.upsert("t", url=engine.url, kind="external", scrape_interval_s=0.1)
+    with watching(store):
+        wait_until(lambda: verdict(store, "oom") == "ok", "a reading")
+        store.events.add("t", "engine_exit", "gone", data={"reason": "oom"}, ts=time.time() - 300)
+        wait_until(lambda: state(store, "oom") == "firing", "the alert")
+
+
+def test_rules_that_fail_on_one_target_fail_on_no_other(
+    store: Store, engine: Any, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(store, engine)
+    store.targets.upsert("broken", url=engine.url, kind="external", scrape_interval_s=0.1)
+    evaluate = TargetEvaluator.evaluate
+
+    def fail_on_one(self: TargetEvaluator, now: float) -> list[AlertUpdate]:
+        if self.target.name == "broken":
+            raise ZeroDivisionError("a rule is wrong")
+        return evaluate(self, now)
+
+    monkeypatch.setattr(TargetEvaluator, "evaluate", fail_on_one)
+    with watching(store) as monitor:
+        wait_until(lambda: len(store.alerts.readings("t")) == len(DEFAULT_RULES), "readings of the other")
+        wait_until(lambda: "a rule is wrong" in (monitor.status().problem or ""), "the problem to show")
+        newest = max(r.updated_at for r in store.alerts.readings("t"))
+        wait_until(lambda: max(r.updated_at for r in store.alerts.readings("t")) > newest, "newer readings")
+    assert store.alerts.readings("broken") == []
 
 
 def test_one_leader_and_a_clean_handover(store: Store, engine: Any, wait_until: Wait) -> None:
