@@ -104,14 +104,28 @@ def _below(node: Mapping[Any, Any], above: _Above) -> _Above:
         changes["interval_s"] = _seconds(node.get("interval"))
     if "templating" in node:
         changes["values"] = current_values(node)
-    unit = _at(node, "fieldConfig", "defaults", "unit")
-    if isinstance(unit, str):
-        changes["unit"] = unit
+    if "targets" in node or "fieldConfig" in node:
+        changes["unit"] = _unit(node)
     source = node.get("datasource")
     language = source.get("type") if isinstance(source, Mapping) else source
     if isinstance(language, str) and language:
         changes["language"] = language
     return replace(above, **changes) if changes else above
+
+
+def _unit(panel: Mapping[Any, Any]) -> str:
+    """Grafana's unit of a panel: of today's form, of graphs and of single stats; "" where some series have others."""
+    overrides = _at(panel, "fieldConfig", "overrides")
+    for override in overrides if isinstance(overrides, list) else ():
+        properties = override.get("properties") if isinstance(override, Mapping) else None
+        if any(isinstance(one, Mapping) and one.get("id") == "unit" for one in properties or ()):
+            return ""
+    axes = panel.get("yaxes")
+    axis = axes[0] if isinstance(axes, list) and axes else {}
+    for unit in (_at(panel, "fieldConfig", "defaults", "unit"), _at(axis, "format"), panel.get("format")):
+        if isinstance(unit, str):
+            return unit
+    return ""
 
 
 def _own(node: Mapping[Any, Any], above: _Above) -> Iterator[Query]:

@@ -116,6 +116,29 @@ groups:
     assert [(f.where, f.code, f.line) for f in find(provisioned)] == [("panel 'Full'", "unknown-metric", 6)]
 
 
+@pytest.mark.parametrize(
+    ("panel", "found"),
+    [
+        ({"fieldConfig": {"defaults": {"unit": "percent"}}}, 1),
+        ({"yaxes": [{"format": "percent"}, {"format": "short"}]}, 1),
+        ({"type": "singlestat", "format": "percent"}, 1),
+        ({"yaxes": [{"format": "percentunit"}]}, 0),
+        (
+            {
+                "fieldConfig": {
+                    "defaults": {"unit": "percent"},
+                    "overrides": [{"properties": [{"id": "unit", "value": "percentunit"}]}],
+                }
+            },
+            0,
+        ),
+    ],
+)
+def test_units_of_old_and_new_panels(panel, found, find):
+    panel = {"title": "P", "targets": [{"expr": "max(vllm:kv_cache_usage_perc)"}], **panel}
+    assert [one.code for one in find(json.dumps({"panels": [panel]}), "b.json")] == ["percent-scale"] * found
+
+
 def test_an_expression_that_is_a_number_is_read():
     queries = find_queries(read_text("groups: [{rules: [{alert: A, expr: 1}]}]", "r.yaml"), "r.yaml")
     assert [(query.expr, query.line) for query in queries] == [("1", 1)]
