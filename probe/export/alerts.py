@@ -127,6 +127,7 @@ def select(options: Options, rules: Sequence[Rule] = DEFAULT_RULES) -> Selection
             continue
         alerts += found
         recordings += recording
+        names.notes.update(own.notes)
     if any(_reads_own(alert.rule) for alert in alerts):
         notes.append(f"{RULE_BREACH} is told by {options.base_url}/metrics: scrape that, too.")
     if not options.jobs:
@@ -138,7 +139,7 @@ def select(options: Options, rules: Sequence[Rule] = DEFAULT_RULES) -> Selection
 def names_for(rule: Rule, names: Names) -> Names:
     """The names for one rule: by model only where its metrics are told by model, not where they are the process's."""
     told = isinstance(rule.signal, ValueSignal) and REQUIRED_MISSING not in rule.metrics
-    return dataclasses.replace(names, by_model=names.by_model and told)
+    return dataclasses.replace(names, by_model=names.by_model and told, notes={})
 
 
 def _checked_url(url: str) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from probe.alerts.expr import Match
-from probe.dialects import Dialect, Source, canonical_names
+from probe.dialects import Dialect, ExposedMetric, Source, canonical_names
 from probe.dialects.model import HISTOGRAM_SUFFIXES, base_name
 
 TARGET_LABELS = ("job", "instance")
@@ -132,7 +133,7 @@ class Names:
     def source(self, canonical: str) -> tuple[Source, str]:
         """Where a canonical series is read, and its suffix if it is a histogram's."""
         base, suffix = split_histogram(canonical)
-        source = self.dialect.source_at(base, self.version)
+        source = _source_at(self.dialect, base, self.version)
         if source is None:
             raise NotExposedError(self._why_missing(base))
         if source.factor_info is not None:
@@ -168,10 +169,21 @@ class Names:
         return [*([job_matcher(self.jobs)] if self.jobs else []), *self.matchers]
 
     def _labels_of(self, name: str) -> tuple[str, ...]:
-        form = self.dialect.exposed_at(self.version).get(base_name(self.dialect, name))
+        form = _exposed_at(self.dialect, self.version).get(base_name(self.dialect, name))
         return form.labels if form is not None else ()
 
 
+@cache
+def _source_at(dialect: Dialect, canonical: str, version: str | None) -> Source | None:
+    return dialect.source_at(canonical, version)
+
+
+@cache
+def _exposed_at(dialect: Dialect, version: str | None) -> Mapping[str, ExposedMetric]:
+    return dialect.exposed_at(version)
+
+
+@cache
 def split_histogram(canonical: str) -> tuple[str, str]:
     """(metric, suffix) of a histogram's series, (name, "") of anything else."""
     for suffix in HISTOGRAM_SUFFIXES:
