@@ -1,4 +1,4 @@
-"""The monitor tells receivers by itself: a target dies, its alert fires, is sent, and is sent as resolved."""
+"""The monitor tells receivers by itself: an alert fires and is sent, resolves and is sent once more."""
 
 from __future__ import annotations
 
