@@ -10,6 +10,7 @@ import promql_parser as promql
 
 from probe.check.expression import RATES, bare, function, grouping, operator, uses, walk
 from probe.check.finding import Finding
+from probe.check.query import PANEL
 from probe.check.subject import Subject, text_of
 from probe.check.units import quantity
 
@@ -76,6 +77,8 @@ def _gauge_average(subject: Subject, node: Any, inner: Any) -> Iterator[Finding]
     if (word == "by" and _OF_REPLICA & set(labels)) or (word == "without" and not _OF_REPLICA & set(labels)):
         return
     usage = bool(_KV_USAGE.search(measured.name))
+    if usage and subject.query.kind == PANEL and (subject.query.file, measured.name) in subject.file.unhidden:
+        return  # the mean beside the highest
     by = f"{word} ({', '.join(labels)}) " if word else ""
     if usage:
         hides = _HIDES if op == "avg" else "shares of different caches add up to more than 100%"

@@ -74,8 +74,9 @@ def check_queries(queries: Sequence[Query], vocabulary: Vocabulary, settings: Se
             findings += _unparsed(query, str(error))
     recorded = frozenset(query.where for query in queries if query.kind == RECORD)
     absent = frozenset(name for query, tree in trees if query.kind == "alert" for name in _asked_absent(tree))
+    unhidden = frozenset((query.file, name) for query, tree in trees for name in _unhidden(tree))
     for query, tree in trees:
-        subject = Subject(query, tree, vocabulary, settings, File(recorded, absent))
+        subject = Subject(query, tree, vocabulary, settings, File(recorded, absent, unhidden))
         for check in CHECKS:
             findings += check(subject)
     order = {query.file: place for place, query in reversed(list(enumerate(queries)))}
@@ -110,6 +111,11 @@ def _too_long(query: Query, parts: int) -> Finding:
         f"not checked: {parts:,} operators and brackets, and at most {MAX_PARTS} are followed.",
         "several recording rules", " ".join(query.text.split())[:200],
     )  # fmt: skip
+
+
+def _unhidden(tree: object) -> set[str]:
+    """Metrics that no mean or sum hides here."""
+    return {use.name for use in uses(tree) if not any(operator(node) in ("avg", "sum") for node in use.path)}
 
 
 def _unparsed(query: Query, message: str) -> Iterator[Finding]:

@@ -52,7 +52,14 @@ REPLACED: dict[str, Replacement] = {
     "vllm:generation_tokens_per_second": Replacement(
         "it is in no version", expr="rate(vllm:generation_tokens_total[1m])"
     ),
+    "vllm:prefix_cache_hit_rate": Replacement("it is in no version", expr=_HITS),
+    "vllm:request_preemption_total": Replacement("it is in no version", name="vllm:num_preemptions_total"),
+    "vllm:num_prompt_tokens_processed_total": Replacement("it is in no version", name="vllm:prompt_tokens_total"),
+    "vllm:num_generation_tokens_processed_total": Replacement(
+        "it is in no version", name="vllm:generation_tokens_total"
+    ),
     # SGLang
+    "sglang:num_retracted_reqs_total": Replacement("it is in no version", name="sglang:num_retracted_requests_total"),
     "sglang:total_retracted_reqs": Replacement("", name="sglang:num_retracted_requests_total"),
     "sglang:num_preemptions_total": Replacement(
         "SGLang calls it retraction", name="sglang:num_retracted_requests_total"

@@ -35,10 +35,15 @@ class Absence:
 
 @dataclass(frozen=True)
 class File:
-    """What all queries say together: names of recording rules, and what alerts ask the absence of."""
+    """What all queries say together.
+
+    Names of recording rules, what alerts ask the absence of, and which metrics are seen series by series or at their
+    highest in which file.
+    """
 
     recorded: frozenset[str]
     absent: frozenset[Absence]
+    unhidden: frozenset[tuple[str, str]]  # (file, metric)
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,16 @@ def test_units_of_old_and_new_panels(panel, found, find):
     assert [one.code for one in find(json.dumps({"panels": [panel]}), "b.json")] == ["percent-scale"] * found
 
 
+def test_a_mean_beside_the_highest_hides_nothing(find):
+    def board(*exprs):
+        panels = [{"title": f"P{n}", "targets": [{"expr": expr}]} for n, expr in enumerate(exprs)]
+        return [finding.code for finding in find(json.dumps({"panels": panels}), "b.json")]
+
+    assert board("avg(vllm:kv_cache_usage_perc)") == ["average-hides-full"]
+    assert board("avg(vllm:kv_cache_usage_perc)", "max(vllm:kv_cache_usage_perc)") == []
+    assert board("avg(vllm:kv_cache_usage_perc)", "vllm:kv_cache_usage_perc") == []
+
+
 def test_an_expression_that_is_a_number_is_read():
     queries = find_queries(read_text("groups: [{rules: [{alert: A, expr: 1}]}]", "r.yaml"), "r.yaml")
     assert [(query.expr, query.line) for query in queries] == [("1", 1)]

@@ -31,6 +31,8 @@ def _codes(findings):
         ("rate(vllm_num_preemptions[5m])", "vllm:num_preemptions_total"),
         ("rate(vllm_request_success_total[5m])", "vllm:request_success_total"),
         ("sglang:total_retracted_reqs", "sglang:num_retracted_requests_total"),
+        ("rate(sglang:num_retracted_reqs_total[5m])", "sglang:num_retracted_requests_total"),
+        ("rate(vllm:request_preemption_total[5m])", "vllm:num_preemptions_total"),
         ("trtllm:kv_cache_utilization", "trtllm_kv_cache_utilization"),
     ],
 )
