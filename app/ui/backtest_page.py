@@ -109,7 +109,7 @@ def show_figures(result: Backtest) -> None:
     leads = [f.lead_s for f in result.firings if f.lead_s is not None]
     columns = st.columns(4)
     columns[0].metric("Pages a week", words.DASH if per_week is None else f"{per_week:.1f}",
-                      help="Firings, by the time that has data.")  # fmt: skip
+                      help="Firings, by the time that has data; none below six hours of it.")  # fmt: skip
     columns[1].metric(
         "Fired",
         f"{len(result.firings)} {'time' if len(result.firings) == 1 else 'times'}",
@@ -123,7 +123,7 @@ def show_figures(result: Backtest) -> None:
     )  # fmt: skip
     st.caption(
         f"`{result.target}`: {words.span(result.covered_s)} with data of {words.span(result.until - result.since)}. "
-        f"Users felt {result.visible_breaches} breaches, {result.missed_breaches} of them without this alert."
+        f"Breaches that users felt: {result.visible_breaches}, without this alert: {result.missed_breaches}."
     )
 
 

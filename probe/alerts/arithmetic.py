@@ -11,9 +11,9 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from probe.alerts.expr import (
 from probe.alerts.window import Labels, Series, Window, to_ms
 
 Vector = dict[Labels, float]
-_LEAVES = frozenset(get_args(Leaf))
 _HOLDS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "==": operator.eq}
 
 # Read from the driver in a rhythm of its own, so a later scrape says nothing about it.
@@ -99,12 +98,13 @@ class Moment:
         known = self._parts.get(id(expr))
         if known is not None:
             return known[1]
-        if type(expr) not in _LEAVES:
-            vector = _evaluated(expr, self)
+        combine = _COMBINE.get(type(expr))
+        if combine is not None:
+            vector = combine(expr, self)
         elif (found := self._leaves.get(expr)) is not None:
             vector = found
         else:
-            vector = self._leaves[expr] = _evaluated(expr, self)
+            vector = self._leaves[expr] = _quantile(expr, self) if isinstance(expr, Quantile) else _leaf(expr, self)
         self._parts[id(expr)] = (expr, vector)  # the expression too, so that its id stays its own
         return vector
 
@@ -112,28 +112,6 @@ class Moment:
 def evaluate(expr: Expr, at: Moment) -> Vector:
     """The vector of an expression; empty where there is nothing to say."""
     return at.value(expr)
-
-
-def _evaluated(expr: Expr, at: Moment) -> Vector:
-    match expr:
-        case Aggregate():
-            return _aggregate(expr, at.value(expr.of))
-        case Compare():
-            return _compare(expr.op, at.value(expr.left), _right(expr.right, at))
-        case Arithmetic():
-            return _arithmetic(expr.op, at.value(expr.left), _right(expr.right, at))
-        case Logical():
-            return _logical(expr.op, at.value(expr.left), at.value(expr.right))
-        case ClampMin():
-            return {key: max(value, expr.least) for key, value in at.value(expr.of).items()}
-        case Quantile():
-            reading = quantile(expr.q, bucket_increases(expr.metric, expr.window_s, at))
-            return {} if reading is None else {(): reading.value}
-    return _leaf(expr, at)
-
-
-def _right(operand: Expr | float, at: Moment) -> Vector | float:
-    return operand if isinstance(operand, (float, int)) else at.value(operand)
 
 
 def _leaf(expr: Instant | Increase | OverTime | Changes | Derivative, at: Moment) -> Vector:
@@ -272,43 +250,63 @@ def _slope(series: Series, i: int, j: int) -> float:
     return float((x @ y - sum_x * y.sum() / len(x)) / (x @ x - sum_x * sum_x / len(x)))
 
 
-def _aggregate(expr: Aggregate, vector: Vector) -> Vector:
-    groups: dict[Labels, list[float]] = {}
+def _quantile(expr: Quantile, at: Moment) -> Vector:
+    reading = quantile(expr.q, bucket_increases(expr.metric, expr.window_s, at))
+    return {} if reading is None else {(): reading.value}
+
+
+def _aggregate(expr: Aggregate, at: Moment) -> Vector:
+    vector = at.value(expr.of)
     if expr.by:
+        groups: dict[Labels, list[float]] = {}
         for labels, value in vector.items():
             groups.setdefault(tuple([lb for lb in labels if lb[0] in expr.by and lb[1]]), []).append(value)
-    elif vector:
-        groups[()] = list(vector.values())
-    if expr.how == "sum":
-        return {key: sum(values) for key, values in groups.items()}
-    pick = max if expr.how == "max" else min
-    # NaN is less than anything to max and greater than anything to min, as long as there is a number.
-    return {key: pick((v for v in values if not math.isnan(v)), default=math.nan) for key, values in groups.items()}
+    else:
+        groups = {(): list(vector.values())} if vector else {}
+    join = _JOIN[expr.how]
+    return {key: values[0] if len(values) == 1 else join(values) for key, values in groups.items()}
 
 
-def _arithmetic(op: str, left: Vector, right: Vector | float) -> Vector:
-    if not isinstance(right, dict):
-        return {key: _operate(op, value, right) for key, value in left.items()}
-    return {key: _operate(op, value, right[key]) for key, value in left.items() if key in right}
+def _greatest(values: list[float]) -> float:
+    """NaN only where there is no number."""
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
-def _operate(op: str, a: float, b: float) -> float:
-    if op == "+":
-        return a + b
-    if op == "-":
-        return a - b
-    if op == "*":
-        return a * b
+def _least(values: list[float]) -> float:
+    return min((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def _clamp_min(expr: ClampMin, at: Moment) -> Vector:
+    return {key: max(value, expr.least) for key, value in at.value(expr.of).items()}
+
+
+def _arithmetic(expr: Arithmetic, at: Moment) -> Vector:
+    operate, left, right = _OPERATE[expr.op], at.value(expr.left), expr.right
+    if type(right) in _NUMBERS:
+        return {key: operate(value, right) for key, value in left.items()}
+    others = at.value(right)  # type: ignore[arg-type]
+    return {key: operate(value, others[key]) for key, value in left.items() if key in others}
+
+
+def _divide(a: float, b: float) -> float:
     if b == 0:
         return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
     return a / b
 
 
-def _compare(op: str, left: Vector, right: Vector | float) -> Vector:
-    compare = _HOLDS[op]
-    if not isinstance(right, dict):
+def _compare(expr: Compare, at: Moment) -> Vector:
+    compare, left, right = _HOLDS[expr.op], at.value(expr.left), expr.right
+    if type(right) in _NUMBERS:
         return {key: value for key, value in left.items() if compare(value, right)}
-    return {key: value for key, value in left.items() if key in right and compare(value, right[key])}
+    others = at.value(right)  # type: ignore[arg-type]
+    return {key: value for key, value in left.items() if key in others and compare(value, others[key])}
+
+
+def _logical(expr: Logical, at: Moment) -> Vector:
+    left, right = at.value(expr.left), at.value(expr.right)
+    if expr.op == "or":
+        return {**right, **left}
+    return {key: value for key, value in left.items() if (key in right) == (expr.op == "and")}
 
 
 def holds(op: str, a: float, b: float) -> bool:
@@ -317,7 +315,18 @@ def holds(op: str, a: float, b: float) -> bool:
     return found
 
 
-def _logical(op: str, left: Vector, right: Vector) -> Vector:
-    if op == "or":
-        return {**right, **left}
-    return {key: value for key, value in left.items() if (key in right) == (op == "and")}
+_COMBINE: dict[type, Callable[[Any, Moment], Vector]] = {
+    Aggregate: _aggregate,
+    ClampMin: _clamp_min,
+    Arithmetic: _arithmetic,
+    Compare: _compare,
+    Logical: _logical,
+}
+_JOIN: dict[str, Callable[[list[float]], float]] = {"sum": sum, "max": _greatest, "min": _least}
+_OPERATE: dict[str, Callable[[float, Any], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divide,
+}
+_NUMBERS = frozenset((float, int))

@@ -28,6 +28,7 @@ from probe.store import Event, Sample, Target
 VISIBLE_SHARE = 0.05
 VISIBLE_WINDOW_S = 300.0
 WEEK_S = 7 * 86_400.0
+LEAST_FOR_WEEKS_S = 6 * 3600.0
 MAX_STEPS = 50_000
 
 _SLOW: tuple[Expr, ...] = tuple(
@@ -82,8 +83,8 @@ class Backtest:
 
     @property
     def pages_per_week(self) -> float | None:
-        """Firings by the time that has data; None without any."""
-        return len(self.firings) * WEEK_S / self.covered_s if self.covered_s > 0 else None
+        """Firings by the time that has data; None where that is too short to speak of weeks."""
+        return len(self.firings) * WEEK_S / self.covered_s if self.covered_s >= LEAST_FOR_WEEKS_S else None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""

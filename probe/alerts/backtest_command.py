@@ -98,9 +98,10 @@ def text(result: Backtest) -> str:
             lead = f", {words.seconds(abs(firing.lead_s))} {when} users felt it"
         lines.append(f"  fired {_clock(firing.firing_at)} {ended}, worst {words.number(firing.worst, 'count')}{lead}")
     per_week = result.pages_per_week
-    rate = "no data" if per_week is None else f"{per_week:.1f} pages a week"
+    rate = "too little data for a weekly figure" if per_week is None else f"{per_week:.1f} pages a week"
     fired = f"{len(result.firings)} time{'' if len(result.firings) == 1 else 's'}"
-    felt = f"{result.visible_breaches} breaches, {result.missed_breaches} of them without this alert"
+    breaches = "breach" if result.visible_breaches == 1 else "breaches"
+    felt = f"{result.visible_breaches} {breaches}, {result.missed_breaches} without this alert"
     lines.append(f"  {fired}, {rate}; users felt {felt}")
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import time
 from pathlib import Path
@@ -82,7 +83,9 @@ def test_threshold_and_hold_time_are_judged_without_reading_again() -> None:
     late = history.judge(hold_s=180.0).firings[0]
     assert late.firing_at == own.firings[0].firing_at + 120.0
     assert history.judge(hold_s=3_000.0).firings == ()
-    assert own.pages_per_week == pytest.approx(7 * 24, rel=0.01)
+    assert own.pages_per_week is None, "an hour says nothing about weeks"
+    day = dataclasses.replace(own, covered_s=86_400.0)
+    assert day.pages_per_week == 7.0
 
 
 def test_lead_time_before_users_feel_it() -> None:
