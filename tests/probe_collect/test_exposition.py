@@ -43,6 +43,12 @@ def shape(found: Exposition) -> list[tuple[str, str, list[tuple[str, dict[str, s
     return [(f.name, f.type, [(s.name, dict(s.labels), s.value) for s in f.samples]) for f in found.families]
 
 
+@pytest.fixture(autouse=True)
+def nothing_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers share what they learn; each test begins without."""
+    monkeypatch.setattr(exposition, "_shapes", {})
+
+
 def parses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that reach an official parser from now on."""
     seen: list[str] = []
@@ -60,9 +66,23 @@ def test_a_repeated_page_is_read_without_the_parser_and_to_the_same(monkeypatch:
     reader, seen = ExpositionReader(), parses(monkeypatch)
     for n in range(5):
         again = reader.read(page(n), TEXT, "u", NOW)
-        assert shape(again) == shape(ExpositionReader().read(page(n), TEXT, "u", NOW))
         assert again.num_samples == 7
+        monkeypatch.setattr(exposition, "_shapes", {})
+        assert shape(again) == shape(ExpositionReader().read(page(n), TEXT, "u", NOW))
     assert len(seen) == 1 + 5
+
+
+def test_readers_share_what_they_learn_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = parses(monkeypatch)
+    readers = [ExpositionReader() for _ in range(5)]
+    for n, reader in enumerate(readers):
+        assert reader.read(page(n), TEXT, "u", NOW).families[0].samples[0].value == n
+    assert len(seen) == 1
+    with pytest.raises(ScrapeError, match="not in the Prometheus text format"):
+        ExpositionReader().read(page(7).replace(b"plain 3", b"plain x"), TEXT, "u", NOW)
+    for n in range(200):  # endless shapes are not kept
+        ExpositionReader().read(b'a{i="%d"} 1\n' % n, TEXT, "u", NOW)
+    assert len(exposition._shapes) <= 64
 
 
 def test_new_series_and_changed_metadata_go_through_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
