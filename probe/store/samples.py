@@ -16,7 +16,7 @@ from probe.store.raw import MINUTE_MS, read_samples
 from probe.store.records import Sample, StoreError
 from probe.store.rollups import ROWS_A_CALL
 from probe.store.settings import Settings
-from probe.store.stretches import HOUR_S, MINUTE_S, read_stretches
+from probe.store.stretches import HOUR_S, MINUTE_S, labelled, read_stretches
 from probe.store.writer import PendingSample, SeriesKey, Writer
 
 if TYPE_CHECKING:
@@ -113,18 +113,14 @@ class Samples:
         With `step_s` of 60 or more, the frame is that of `ranges`. `frame.attrs["resolution_s"]` says what it was read
         from (the coarsest; 0: raw samples).
         """
-        import pandas as pd  # half a second that the command line mostly does not need
-
         series = self._series(target, (metric,), labels or {})
         if step_s is not None and step_s >= MINUTE_S and series:
             with self._database.read() as session:
                 return read_stretches(session, series, since, until, step_s)[metric]
         with self._database.read() as session:
-            rows = read_samples(session, series, to_ms(since), None if until is None else to_ms(until))
-        columns: dict[str, list[Any]] = {"ts": [r[1] / 1000 for r in rows], "value": [r[2] for r in rows]}
-        for name in sorted({name for _, found in series.values() for name in found}):
-            columns[name] = [series[r[0]][1].get(name, "") for r in rows]
-        frame = pd.DataFrame(columns)
+            table = read_samples(session, series, to_ms(since), None if until is None else to_ms(until))
+        columns = {"ts": table[:, 1] / 1000, "value": table[:, 2]}
+        frame = labelled(table[:, 0], columns, {i: found for i, (_, found) in series.items()})
         frame.attrs["resolution_s"] = 0.0
         return frame
 
@@ -145,8 +141,8 @@ class Samples:
         """Samples of several metrics from `since` on, each series in time order (preloads the alert window)."""
         series = self._series(target, tuple(metrics), {})
         with self._database.read() as session:
-            rows = read_samples(session, series, to_ms(since), None)
-        return [Sample(target, *series[series_id], ts_ms / 1000, value) for series_id, ts_ms, value in rows]
+            table = read_samples(session, series, to_ms(since), None)
+        return [Sample(target, *series[int(i)], ts_ms / 1000, value) for i, ts_ms, value in table.tolist()]
 
     def oldest(self) -> float | None:
         """The minute of the oldest raw sample (Unix seconds), or None."""

@@ -15,16 +15,14 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from probe.store.models import HourRow, MinuteRow, RollupColumns, RollupProgressRow, SampleRow
-from probe.store.raw import existing, is_counter, pieces
+from probe.store.raw import Floats, existing, fetch, is_counter, pieces
 from probe.store.rollups import COUNTER, GAUGE, VALUES, minutes_of_raw
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MINUTE_S, HOUR_S = 60, 3600
-ROWS_AT_ONCE = 500
 NAMES = ("series_id", "ts", "resolution_s", *VALUES)
-Floats = NDArray[np.float64]
 Series = Mapping[int, tuple[str, dict[str, str]]]
 Ids = Collection[int]
 
@@ -56,16 +54,24 @@ def read_stretches(
     return {metric: _frame(merged, series, metric) for metric in sorted({metric for metric, _ in series.values()})}
 
 
-def _frame(merged: dict[str, Floats], series: Series, metric: str) -> pd.DataFrame:
+def labelled(ids: Floats, columns: dict[str, Floats], found: Mapping[int, Mapping[str, str]]) -> pd.DataFrame:
+    """A frame of the columns and one per label; `ids` are the series of its rows, `found` their labels."""
     import pandas as pd  # half a second that the command line mostly does not need
 
-    found = {i: labels for i, (name, labels) in sorted(series.items()) if name == metric}
+    known = sorted(found)
+    place = np.searchsorted(known, ids)
+    labels = {
+        name: np.array([found[i].get(name, "") for i in known], object)[place]
+        for name in sorted({name for of_series in found.values() for name in of_series})
+    }
+    return pd.DataFrame({**columns, **(labels if len(ids) else {})})
+
+
+def _frame(merged: dict[str, Floats], series: Series, metric: str) -> pd.DataFrame:
+    found = {i: labels for i, (name, labels) in series.items() if name == metric}
     chosen = np.isin(merged["series_id"], list(found))
-    place = np.searchsorted(list(found), merged["series_id"][chosen])
-    columns: dict[str, Any] = {name: values[chosen] for name, values in merged.items() if name != "series_id"}
-    for name in sorted({name for labels in found.values() for name in labels}):
-        columns[name] = np.array([labels.get(name, "") for labels in found.values()], object)[place]
-    frame = pd.DataFrame(columns)
+    columns = {name: values[chosen] for name, values in merged.items() if name != "series_id"}
+    frame = labelled(merged["series_id"][chosen], columns, found)
     frame.attrs["resolution_s"] = float(frame["resolution_s"].max()) if len(frame) else float("nan")
     return frame
 
@@ -104,10 +110,7 @@ def _from_raw(session: Session, ids: Ids, first: int, until: float | None, hours
 
 def _table(session: Session, query: Select[Any], length_s: int) -> Floats:
     """`NAMES` by row, of a query for series id, number of the stretch and some `VALUES`; all else is NaN."""
-    # In pieces: thousands of row tuples at once set off a full garbage collection, which takes longer than the query.
-    found = session.connection().execute(query).partitions(ROWS_AT_ONCE)
-    blocks = [np.array([tuple(row) for row in rows], np.float64) for rows in found]
-    rows = np.concatenate(blocks) if blocks else np.zeros((0, len(query.selected_columns)))
+    rows = fetch(session, query)
     table = np.full((len(NAMES), len(rows)), np.nan)
     for name, column in zip(query.selected_columns.keys(), rows.T, strict=True):
         table[NAMES.index(name) if name in NAMES else 1] = column

@@ -46,11 +46,15 @@ def postgres() -> Iterator[object]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store_location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def store_location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A data directory or a database URL, empty but for the schema."""
     if request.param == "sqlite":
-        return str(tmp_path / "data")
-    return str(request.getfixturevalue("postgres").new_database())
+        yield str(tmp_path / "data")
+        return
+    cluster = request.getfixturevalue("postgres")
+    url = cluster.new_database()
+    yield url
+    cluster.drop(url)
 
 
 @pytest.fixture

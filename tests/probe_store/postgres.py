@@ -10,11 +10,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 from probe.store import Store
 
 DEBIAN = Path("/usr/lib/postgresql")
+MEMORY, ROOM_BYTES = Path("/dev/shm"), 1_000_000_000
 
 
 def programs() -> Path | None:
@@ -31,8 +32,9 @@ class Cluster:
 
     def __init__(self, binaries: Path) -> None:
         self._binaries = binaries
-        # A socket's path is limited to 107 bytes: not below pytest's directories.
-        self._home = Path(tempfile.mkdtemp(prefix="kvpg-"))
+        # A socket's path is limited to 107 bytes: not below pytest's directories. In memory where there is room.
+        has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM_BYTES
+        self._home = Path(tempfile.mkdtemp(prefix="kvpg-", dir=MEMORY if has_room else None))
         self._data = self._home / "data"
         self._numbers = itertools.count()
 
@@ -42,6 +44,7 @@ class Cluster:
             shutil.chown(self._home, "postgres" if "postgres" in names else "nobody")
         self._run("initdb", "-U", "kv", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "-D", str(self._data))
         options = f"-F -k {self._home} -c listen_addresses= -c max_connections=200 -c autovacuum=off"
+        options += " -c wal_level=minimal -c max_wal_senders=0 -c max_wal_size=64MB"
         log = str(self._home / "log")
         self._run("pg_ctl", "-w", "-t", "240", "-D", str(self._data), "-l", log, "-o", options, "start")
         self._execute("CREATE DATABASE template_kv")
@@ -58,6 +61,10 @@ class Cluster:
         name = f"empty{next(self._numbers)}"
         self._execute(f"CREATE DATABASE {name}")
         return self._url(name)
+
+    def drop(self, url: str) -> None:
+        """Remove a database, whoever is still connected to it."""
+        self._execute(f"DROP DATABASE {make_url(url).database} WITH (FORCE)")
 
     def stop(self) -> None:
         self._run("pg_ctl", "-w", "-D", str(self._data), "-m", "immediate", "stop")
