@@ -14,7 +14,7 @@ from probe.check.averages import check_averages
 from probe.check.documents import DocumentError, read_file
 from probe.check.expression import COMPARISONS, function, operator, uses, walk
 from probe.check.finding import CODES, INFO, RANK, WARNING, Finding
-from probe.check.grafana import is_variable
+from probe.check.grafana import is_variable, variables_in
 from probe.check.labels import check_labels
 from probe.check.names import check_names
 from probe.check.query import PANEL, RECORD, VARIABLE, Query, find_queries
@@ -66,7 +66,8 @@ def check_queries(queries: Sequence[Query], vocabulary: Vocabulary, settings: Se
     for query in queries:
         parts = len(_PARTS.findall(_QUOTED.sub("", query.expr)))
         if parts > MAX_PARTS:
-            findings.append(_too_long(query, parts))
+            why = f"{parts:,} operators and brackets, of which at most {MAX_PARTS} are followed"
+            findings.append(_unchecked(query, WARNING, why))
             continue
         try:
             trees.append((query, promql.parse(query.expr)))
@@ -105,11 +106,10 @@ def _asked_absent(tree: object) -> set[Absence]:
     }
 
 
-def _too_long(query: Query, parts: int) -> Finding:
+def _unchecked(query: Query, severity: str, why: str) -> Finding:
     return Finding(
-        query.file, query.line, query.where, "parse-error", WARNING,
-        f"not checked: {parts:,} operators and brackets, and at most {MAX_PARTS} are followed.",
-        "several recording rules", " ".join(query.text.split())[:200],
+        query.file, query.line, query.where, "parse-error", severity, f"not checked: {why}.",
+        "something simpler, if it should be", " ".join(query.text.split())[:200],
     )  # fmt: skip
 
 
@@ -119,8 +119,8 @@ def _unhidden(tree: object) -> set[str]:
 
 
 def _unparsed(query: Query, message: str) -> Iterator[Finding]:
-    """Nothing is said of an expression whose variables stand where no value could be guessed."""
     if query.kind in (PANEL, VARIABLE) and is_variable(query.expr):
+        yield _unchecked(query, INFO, f"no value is known that fits {', '.join(sorted(variables_in(query.text)))}")
         return
     if "{{" in query.expr:
         message = "a Helm template must be rendered first (`helm template`)"

@@ -126,7 +126,7 @@ def _advice(meaning: Resolution) -> str:
     if meaning.instead:
         return meaning.instead
     entry = REPLACED.get(meaning.base) or REPLACED.get(_colon(meaning.name))
-    return (entry.name or entry.expr) if entry else ""
+    return entry.expr if entry else ""
 
 
 def _gate(meaning: Resolution) -> str:

@@ -278,7 +278,7 @@ def _in_engine(name: str, engine: Engine) -> Resolution:
         part = "" if part == "_total_missing" else part
         instead = _successor(base, engine)
         return Resolution(name, status, engine, base, part, _any_era(engine, base), instead=instead and instead + part)
-    instead = REPLACED[name].name if name in REPLACED else _nearest(name, engine)
+    instead = _in_this_version(REPLACED[name].name, engine) if name in REPLACED else _nearest(name, engine)
     return Resolution(name, "unknown", engine, "", "", None, instead=instead)
 
 
@@ -300,9 +300,13 @@ def _split(name: str, engine: Engine) -> tuple[str, str]:
 
 
 def _successor(base: str, engine: Engine) -> str:
-    if base in REPLACED and REPLACED[base].name:
-        return REPLACED[base].name
-    return "" if base in REPLACED else engine.successor(base)
+    return _in_this_version(REPLACED[base].name, engine) if base in REPLACED else engine.successor(base)
+
+
+def _in_this_version(name: str, engine: Engine) -> str:
+    """The name if the version has it, else what it is called there."""
+    era = engine.era(name)
+    return name if era is not None and era.gate != HIDDEN else engine.successor(name)
 
 
 def _other_separator(name: str, found: Resolution, engine: Engine) -> Resolution:

@@ -140,6 +140,17 @@ def test_variables_say_nothing(panel):
     )
 
 
+def test_an_expression_made_of_variables_is_said_to_be_unchecked(panel):
+    found = panel("$what[5m $ever]")
+    assert [(finding.code, finding.severity) for finding in found] == [("parse-error", "info")]
+    assert "ever, what" in found[0].why
+
+
+def test_replacements_are_names_of_the_version(panel):
+    assert panel("max(vllm:cache_usage_percent)", dialect="vllm@0.9.1")[0].write == "vllm:gpu_cache_usage_perc"
+    assert panel("max(sglang:total_retracted_reqs)", dialect="sglang@0.5.5.post3")[0].write == "remove it"
+
+
 def test_units_of_panels(panel):
     assert _codes(panel("max(vllm:kv_cache_usage_perc)", unit="percent")) == {"percent-scale"}
     assert _codes(panel("max(vllm:kv_cache_usage_perc)", unit="percentunit")) == set()
