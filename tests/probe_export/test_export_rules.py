@@ -246,7 +246,7 @@ def test_amtool_accepts_the_configuration(tmp_path: Path, amtool: Callable[..., 
     assert routed.stdout.strip() == "kvoncall,chat"
 
 
-@pytest.mark.parametrize("dialect", ["vllm@0.33.0", "kvoncall"])
+@pytest.mark.parametrize("dialect", ["vllm@0.33.0", "kvoncall", "sglang@0.5.23"])
 def test_our_own_lint_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], dialect: str) -> None:
     selection = select(Options(dialect=dialect))
     (tmp_path / "rules.yaml").write_text(rules_text(selection))
@@ -254,7 +254,7 @@ def test_our_own_lint_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "board.json").write_text(dashboard_text(selection))
     assert main(["check", str(tmp_path), "--dialect", dialect, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["queries"] > 60
+    assert found["queries"] > 40
     assert found["findings"] == []
 
 
