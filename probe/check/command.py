@@ -157,7 +157,11 @@ def text(value: dict[str, Any]) -> str:
             lines.append(f"    corrected: {' '.join(finding['corrected'].split())}")
     counts = value["counts"]
     named = [(counts["error"], "error"), (counts["warning"], "warning"), (counts["info"], "note")]
-    found = ", ".join(_counted(count, word) for count, word in named if count) or "nothing wrong"
+    found = ", ".join(_counted(count, word) for count, word in named if count) or (
+        "nothing wrong" if value["queries"] else "nothing was checked"
+    )
+    if value["unreadable"]:
+        found += f"; {_counted(len(value['unreadable']), 'file')} could not be read"
     engines = ", ".join(f"{name} {version}" for name, version in value["against"].items()) or "no engine's metrics"
     against = f"{value['target']} ({engines})" if value["target"] else engines
     queries, files = (_counted(value["queries"], "expression"), _counted(len(value["files"]), "file"))

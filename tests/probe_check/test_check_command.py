@@ -50,6 +50,9 @@ def test_exit_codes_follow_what_was_found(command, rules, data):
     assert broken.code == 2
     assert broken.value["counts"]["error"] == 1
     assert "broken.yaml is not YAML" in broken.value["unreadable"][0]
+    assert text(broken.value).endswith("; 1 file could not be read.")
+    alone = text(command(rules("groups: [", "broken.yaml")).value)
+    assert alone.endswith("nothing was checked; 1 file could not be read.")
 
 
 def test_notes_alone_never_fail(command, rules):
