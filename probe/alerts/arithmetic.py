@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -36,7 +36,13 @@ from probe.alerts.expr import (
 from probe.alerts.window import Labels, Series, Window, to_ms
 
 Vector = dict[Labels, float]
-_HOLDS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "==": operator.eq}
+_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    "<": operator.lt,
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+}
 
 # Read from the driver in a rhythm of its own, so a later scrape says nothing about it.
 OWN_RHYTHM = "device_"
@@ -104,7 +110,7 @@ class Moment:
         elif (found := self._leaves.get(expr)) is not None:
             vector = found
         else:
-            vector = self._leaves[expr] = _quantile(expr, self) if isinstance(expr, Quantile) else _leaf(expr, self)
+            vector = self._leaves[expr] = _leaf(cast("Leaf", expr), self)
         self._parts[id(expr)] = (expr, vector)  # the expression too, so that its id stays its own
         return vector
 
@@ -114,7 +120,10 @@ def evaluate(expr: Expr, at: Moment) -> Vector:
     return at.value(expr)
 
 
-def _leaf(expr: Instant | Increase | OverTime | Changes | Derivative, at: Moment) -> Vector:
+def _leaf(expr: Leaf, at: Moment) -> Vector:
+    if isinstance(expr, Quantile):
+        reading = quantile(expr.q, bucket_increases(expr.metric, expr.window_s, at))
+        return {} if reading is None else {(): reading.value}
     vector: Vector = {}
     for series in at.window.series(expr.metric):
         if expr.match and not matches(series.labels, expr.match):
@@ -250,11 +259,6 @@ def _slope(series: Series, i: int, j: int) -> float:
     return float((x @ y - sum_x * y.sum() / len(x)) / (x @ x - sum_x * sum_x / len(x)))
 
 
-def _quantile(expr: Quantile, at: Moment) -> Vector:
-    reading = quantile(expr.q, bucket_increases(expr.metric, expr.window_s, at))
-    return {} if reading is None else {(): reading.value}
-
-
 def _aggregate(expr: Aggregate, at: Moment) -> Vector:
     vector = at.value(expr.of)
     if expr.by:
@@ -311,8 +315,7 @@ def _logical(expr: Logical, at: Moment) -> Vector:
 
 def holds(op: str, a: float, b: float) -> bool:
     """Whether a comparison holds; with NaN none does."""
-    found: bool = _HOLDS[op](a, b)
-    return found
+    return _HOLDS[op](a, b)
 
 
 _COMBINE: dict[type, Callable[[Any, Moment], Vector]] = {
