@@ -1,14 +1,18 @@
 """Engines that a Prometheus server scrapes already, found by the names of their metrics.
 
-Two queries for a whole fleet: which metrics of engines each target has, and what their information metrics say.
+Three queries for a whole fleet: which metrics of engines each target has, what their information metrics say, and when
+they were scraped.
 A target that is down at the moment has no metrics and is not found.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
 
 from prometheus_client import Metric
 
@@ -24,6 +28,7 @@ class Candidate:
     """An engine as Prometheus knows it; `matchers` single it out (`Target.options["matchers"]`).
 
     `versions` are those whose metrics it has (none: none that was read). `evidence`: one sentence on how it is known.
+    `scrape_interval_s`: how often Prometheus scrapes it, None while it did so only once; asking more often is in vain.
     """
 
     name: str
@@ -32,6 +37,7 @@ class Candidate:
     models: tuple[str, ...]
     matchers: dict[str, str]
     evidence: str
+    scrape_interval_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,42 @@ def discover(server: PrometheusServer) -> Discovery:
     infos = server.query(f"{{__name__=~{quoted(_info_names())}}}")
     pages: dict[tuple[str, ...], list[Series]] = {}
     for labels, points in (*named.series, *infos.series):
-        key = tuple(labels.get(label, "") for label in KEPT)
-        pages.setdefault(key, []).append((labels, points))
-    candidates = [c for key, page in sorted(pages.items()) if (c := _candidate(key, page)) is not None]
+        pages.setdefault(_key(labels), []).append((labels, points))
+    found = [c for key, page in sorted(pages.items()) if (c := _candidate(key, page)) is not None]
+    intervals = _intervals(server, found)
+    candidates = [
+        replace(c, name=name, scrape_interval_s=intervals.get(_key(c.matchers)))
+        for c, name in zip(found, _unique_names(found), strict=True)
+    ]
     return Discovery(tuple(candidates), tuple(dict.fromkeys((*named.warnings, *infos.warnings))))
+
+
+def _key(labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(labels.get(label, "") for label in KEPT)
+
+
+def _intervals(server: PrometheusServer, found: Iterable[Candidate]) -> dict[tuple[str, ...], float]:
+    """The usual time between two scrapes, by job and instance."""
+    jobs = sorted({re.escape(c.matchers.get("job", "")) for c in found})
+    if not jobs:
+        return {}
+    result = {}
+    for labels, points in server.query(f"up{{job=~{quoted('|'.join(jobs))}}}[5m]").series:
+        gaps = [after[0] - before[0] for before, after in pairwise(points)]
+        if gaps:
+            result[_key(labels)] = round(median(gaps), 3)
+    return result
+
+
+def _unique_names(found: Sequence[Candidate]) -> list[str]:
+    """Instances, with their job where several jobs scrape one."""
+    taken = Counter(c.name for c in found)
+    return [c.name if taken[c.name] == 1 else f"{_plain(c.matchers.get('job', ''))}-{c.name}" for c in found]
+
+
+def _plain(text: str) -> str:
+    """Text as it may be in a target's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")
 
 
 def _candidate(key: tuple[str, ...], page: Iterable[Series]) -> Candidate | None:
@@ -69,7 +107,7 @@ def _candidate(key: tuple[str, ...], page: Iterable[Series]) -> Candidate | None
     if found is None:
         return None
     matchers = {label: value for label, value in zip(KEPT, key, strict=True) if value}
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", matchers.get("instance") or matchers.get("job", "")).strip("-")
+    name = _plain(matchers.get("instance") or matchers.get("job", ""))
     return Candidate(name, found.engine, found.versions, tuple(sorted(models)), matchers, found.evidence)
 
 

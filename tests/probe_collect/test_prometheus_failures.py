@@ -20,6 +20,7 @@ import pytest
 
 from probe.collect import prometheus
 from probe.collect.access import Access, AccessError, access_from
+from probe.collect.discovery import discover
 from probe.collect.prometheus import PrometheusError, PrometheusServer
 from probe.collect.prometheus_target import PrometheusTarget
 
@@ -244,3 +245,22 @@ def test_the_deadline_is_on_the_whole_answer() -> None:
         assert time.monotonic() - begun < 60
         stop.set()
         thread.join(20)
+
+
+def test_two_jobs_that_scrape_one_address_are_two_candidates(server: Any, reply: Any) -> None:
+    def answer(form: str) -> Any:
+        names = ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
+        found = [{"__name__": n, "job": j, "instance": "h:1", "model_name": "m"} for n in names for j in ("a", "b/c")]
+        values: dict[str, Any] = {"value": [60, "1"]}
+        if parse_qs(form)["query"][0].startswith("up{"):
+            found = [{"__name__": "up", "job": "a", "instance": "h:1"}]
+            values = {"values": [[30, "1"], [45, "1"], [60, "1"]]}
+        rows = [{"metric": labels, **values} for labels in found]
+        return reply(json.dumps({"status": "success", "data": {"result": rows}}).encode())
+
+    server.replies["/api/v1/query"] = answer
+    found = discover(asked(server)).candidates
+    assert [(c.name, c.matchers["job"], c.scrape_interval_s) for c in found] == [
+        ("a-h-1", "a", 15.0),
+        ("b-c-h-1", "b/c", None),
+    ]

@@ -206,6 +206,8 @@ def test_discovery_finds_the_engine_and_its_model(running: Running, asked: Prome
     assert found.matchers == {"job": "llm", "instance": running.engine}
     assert found.name == running.engine.replace(":", "-")
     assert "vllm" in found.evidence
+    assert found.scrape_interval_s is not None
+    assert found.scrape_interval_s > 0.1
 
 
 def test_a_series_over_time_in_parts_is_the_series_at_once(
