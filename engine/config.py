@@ -57,6 +57,7 @@ class EngineConfig:
     prefix_cache_scope: str = "global"
     prefix_cache_public: tuple[str, ...] = ()
     prefix_cache_fault: str = "none"
+    engine_fault: str = "none"
     enable_fork_sharing: bool = True
     enable_lora: bool = False
     lora_modules: tuple[str, ...] = ()
@@ -121,6 +122,11 @@ class EngineConfig:
             found.append(
                 f"{unsafe[0]} lets sessions see each other's text; it exists to replay incidents: add "
                 f"--allow-unsafe-replay on an engine that serves nobody, or choose a safe value"
+            )
+        if self.engine_fault != "none" and not self.allow_unsafe_replay:
+            found.append(
+                f"--engine-fault {self.engine_fault} breaks the engine on purpose; it exists to replay incidents: add "
+                f"--allow-unsafe-replay on an engine that serves nobody, or leave it out"
             )
         if self.prefix_cache_scope not in PREFIX_SCOPES:
             found.append(

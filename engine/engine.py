@@ -15,6 +15,7 @@ from engine.adapters import AdapterStore, ServedAdapter
 from engine.cache_identity import ANONYMOUS, CacheIdentity, IdentityPolicy
 from engine.config import EngineConfig, ModelDims
 from engine.device import device_memory_bytes, resolve_device, resolve_dtype
+from engine.faults import StepFaults
 from engine.images import ImageReader
 from engine.memory import MemoryPlan, bookkeeping_bytes_per_block, plan_kv_cache
 from engine.models.loader import load_model
@@ -81,6 +82,7 @@ class LLMEngine:
             self.public_prefixes.add_file(path, self.tokenizer)
         self._outputs = OutputProcessor(self.tokenizer, observer)
         self._observer = observer
+        self._faults = StepFaults(config.engine_fault)
 
     def add_request(
         self,
@@ -166,6 +168,7 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Runs one step; returns one output for every request that got a token."""
         started = time.monotonic()
+        self._faults.before_step()
         scheduled = self.scheduler.schedule()
         for request in scheduled.preempted:
             self.runner.preempt(request.request_id)

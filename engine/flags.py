@@ -43,6 +43,7 @@ MODEL_HELP = (
 # The unsafe one keeps 16 bits of SHA-256: collisions are found in a moment, and come by themselves.
 HASH_ALGOS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor", "unsafe_truncated")
 PREFIX_FAULTS = ("none", "adapter_key", "image_key", "weights_key", "copy_on_write")
+ENGINE_FAULTS = ("none", "stall", "block_leak", "memory_creep")
 
 DTYPES = ("float32", "float16", "bfloat16")  # that we compute in
 
@@ -160,6 +161,13 @@ def add_flags(parser: argparse.ArgumentParser, default: EngineConfig) -> None:
         help="(ours, for replays) what the prefix cache does wrong; needs --allow-unsafe-replay",
     )
     add(
+        "--engine-fault",
+        default="none",
+        choices=ENGINE_FAULTS,
+        help="(ours, for replays) how the engine breaks: a step hangs, ended requests keep a KV block, or every step "
+        "keeps memory; needs --allow-unsafe-replay",
+    )
+    add(
         "--enable-fork-sharing",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -178,7 +186,7 @@ def add_flags(parser: argparse.ArgumentParser, default: EngineConfig) -> None:
         "--allow-unsafe-replay",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="(ours) unlock hashes and faults that leak between sessions; for replays on an engine nobody uses",
+        help="(ours) unlock faults, and hashes that leak between sessions; for replays on an engine nobody uses",
     )
     add("--scheduling-policy", default="fcfs", choices=("fcfs", "priority"))
     add("--enable-chunked-prefill", action=argparse.BooleanOptionalAction, default=True)
@@ -202,7 +210,7 @@ def add_flags(parser: argparse.ArgumentParser, default: EngineConfig) -> None:
         "--disable-log-stats",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="no periodic statistics in the log",
+        help="no periodic statistics in the log, and none of the engine's series on /metrics, as in vLLM",
     )
     add(
         "--device-memory",

@@ -224,6 +224,8 @@ class EngineMetrics(Collector):
     # Scrape.
 
     def collect(self) -> Iterable[Metric]:
+        if self._config.disable_log_stats:
+            return  # as in vLLM, whose /metrics then has the process's own series only
         yield from self._collect_counters()
         stats = self._stats()
         if stats is not None:

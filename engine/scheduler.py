@@ -344,6 +344,8 @@ class Scheduler:
         self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
         for request in finished:
             del self.requests[request.request_id]
+            if self.config.engine_fault == "block_leak":
+                del request.block_ids[:1]  # nobody gives it back
             self.kv_cache_manager.free(request)
             self._release_forks(request)
 
