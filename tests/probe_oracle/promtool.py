@@ -22,8 +22,8 @@ Answers = list[dict[str, dict[Labels, float]]]
 _FAILED = re.compile(r'^    expr: ".*", time: (\S+),\s+exp: ?(?:nil|\[\])?\s+got: ?(.*)$', re.MULTILINE)
 _SERIES = re.compile(r"\{([^}]*)\} (\S+?)(?:, |$)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_PART = re.compile(r"(\d+)(ms|h|m|s)")
-_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_PART = re.compile(r"(\d+)(ms|d|h|m|s)")
+_SECONDS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,9 @@ def apart(ours: float, theirs: float) -> float:
     """Relative difference; 0 for equal infinities and for two that are no numbers."""
     if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
         return 0.0
-    difference = abs(ours - theirs) / max(abs(ours), abs(theirs))
-    return difference if math.isfinite(difference) else math.inf
+    if not math.isfinite(ours) or not math.isfinite(theirs):
+        return math.inf
+    return abs(ours - theirs) / max(abs(ours), abs(theirs))
 
 
 def as_told(expr: Expr, theirs: dict[Labels, float]) -> dict[Labels, float]:
