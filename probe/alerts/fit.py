@@ -7,6 +7,7 @@ reading says why.
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 from probe.alerts.expr import Aggregate, Expr, Increase, leaves, metric_of, rebuilt
 from probe.alerts.rule import Rule, ValueSignal, scaled
@@ -52,6 +53,7 @@ def applied_to(target: Target, rule: Rule) -> tuple[Rule, str | None]:
     return scaled(rule, target), why
 
 
+@cache
 def split_histogram(canonical: str) -> tuple[str, str]:
     """(metric, suffix) of a histogram's series, (name, "") of anything else."""
     for suffix in HISTOGRAM_SUFFIXES:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from probe.alerts.expr import Aggregate, Instant
+from probe.alerts.fit import split_histogram
 from probe.alerts.rule import ValueSignal
 from probe.alerts.rules import EVICTION_STORM
 from probe.dialects import canonical_names
 from probe.export.alerts import Selection
-from probe.export.naming import Names, NotExposedError, quoted, split_histogram
+from probe.export.naming import Names, NotExposedError, quoted
 from probe.export.promql import promql, quantile, reading
 from probe.export.stand_in import sign_of
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from probe.alerts.expr import Match
+from probe.alerts.fit import exposed_label, split_histogram
 from probe.dialects import Dialect, ExposedMetric, Source, canonical_names
-from probe.dialects.model import HISTOGRAM_SUFFIXES, base_name
+from probe.dialects.model import base_name
 
 TARGET_LABELS = ("job", "instance")
 # Written by Prometheus itself, or by kvoncall's own /metrics.
@@ -35,6 +36,7 @@ class NotExposedError(Exception):
 class Selected:
     """A canonical series as exposed: its value is the selector's times `factor`, over that of `over`.
 
+    `ranks`: labels of processes that report the same requests; of series that differ in nothing else one counts.
     `ignoring`: labels that tell the two apart. `only_with`: only where this selector, of equal `only_with_on` labels,
     has a series too.
     """
@@ -42,6 +44,7 @@ class Selected:
     selector: str
     factor: float = 1.0
     over: str | None = None
+    ranks: tuple[str, ...] = ()
     ignoring: tuple[str, ...] = ()
     only_with: str | None = None
     only_with_on: tuple[str, ...] = ()
@@ -85,7 +88,9 @@ class Names:
             return Selected(_selector(RULE_BREACH, _matchers(match)))
         source, suffix = self.source(canonical)
         factor = 1.0 if suffix in ("_bucket", "_count") else source.factor
-        found = Selected(self._exposed(source, suffix, match), factor)
+        carried = self._labels_of(source.name)
+        ranks = tuple(label for label in self.dialect.ranks if label in carried)
+        found = Selected(self._exposed(source, suffix, match), factor, ranks=ranks)
         if source.over is not None:
             over = self._exposed(source.over, "", ())
             ignoring = tuple(sorted({*source.match, *source.over.match}))
@@ -102,21 +107,7 @@ class Names:
 
     def exposed_label(self, canonical: str) -> str | None:
         """The exposed name of a canonical label; None for one that the engine does not have."""
-        if canonical == "model_name":
-            return self.dialect.model_label
-        if canonical == "engine":
-            return self.dialect.engine_label
-        renamed = next((s.labels for m in self.dialect.metrics for s in m.sources if s.labels), {})
-        return next((exposed for exposed, name in renamed.items() if name == canonical), canonical)
-
-    def carries(self, canonical: str, label: str) -> bool:
-        """Whether the series of a canonical metric have a canonical label.
-
-        Where metrics are told by rank, they are told by replica too as soon as there are several.
-        """
-        labels = self._labels_of(self.source(canonical)[0].name)
-        by_rank = label == "engine" and any(rank in labels for rank in self.dialect.ranks)
-        return by_rank or self.exposed_label(label) in labels
+        return exposed_label(self.dialect, canonical)
 
     def has(self, canonical: str) -> bool:
         """Whether the version exposes a canonical series."""
@@ -125,10 +116,6 @@ class Names:
         except NotExposedError:
             return False
         return True
-
-    def live(self, canonical: str) -> bool:
-        """Whether a counter moves while a request runs, not only when it ends."""
-        return not self.source(canonical)[0].at_finish
 
     def source(self, canonical: str) -> tuple[Source, str]:
         """Where a canonical series is read, and its suffix if it is a histogram's."""
@@ -154,10 +141,7 @@ class Names:
 
     def _exposed(self, source: Source, suffix: str, match: Match) -> str:
         own = [f'{label}="{value}"' for label, value in sorted(source.match.items())]
-        carried = self._labels_of(source.name)
-        own += [f'{label}=""' for label in self.dialect.totals if label in carried]
-        # Every rank of a replica reports the same requests: the first one is read.
-        own += [f'{label}=~"|0"' for label in self.dialect.ranks if label in carried]
+        own += [f'{label}=""' for label in self.dialect.totals]
         asked = [(self.exposed_label(label) or label, value) for label, value in match]
         bound = source.factor if suffix == "_bucket" else 1.0
         return _selector(source.name + suffix, [*self._common(), *own, *_matchers(asked, bound)])
@@ -181,17 +165,6 @@ def _source_at(dialect: Dialect, canonical: str, version: str | None) -> Source 
 @cache
 def _exposed_at(dialect: Dialect, version: str | None) -> Mapping[str, ExposedMetric]:
     return dialect.exposed_at(version)
-
-
-@cache
-def split_histogram(canonical: str) -> tuple[str, str]:
-    """(metric, suffix) of a histogram's series, (name, "") of anything else."""
-    for suffix in HISTOGRAM_SUFFIXES:
-        base = canonical.removesuffix(suffix)
-        known = canonical_names().get(base)
-        if base != canonical and known is not None and known.type == "histogram":
-            return base, suffix
-    return canonical, ""
 
 
 def job_matcher(jobs: tuple[str, ...]) -> str:

@@ -80,16 +80,21 @@ def reading(found: Selected, read: Callable[[str], str]) -> str:
 
 
 def _reading(found: Selected, read: Callable[[str], str], read_whole: Callable[[str], str]) -> _Text:
-    text = _Text(read(found.selector))
+    text = _Text(_of_one_rank(read(found.selector), found.ranks))
     if found.over is not None:
         ignoring = f"/ ignoring ({', '.join(found.ignoring)})" if found.ignoring else "/"
-        text = _Text(_joined(text.operand, ignoring, f"({read_whole(found.over)} > 0)"), joined=True)
+        whole = _of_one_rank(read_whole(found.over), found.ranks)
+        text = _Text(_joined(text.operand, ignoring, f"({whole} > 0)"), joined=True)
     if found.only_with is not None:
         on = f"and on ({', '.join(found.only_with_on)})"
         text = _Text(_joined(text.operand, on, found.only_with), joined=True)
     if found.factor != 1.0:
         text = _Text(_joined(text.operand, "*", number(found.factor)), joined=True)
     return text
+
+
+def _of_one_rank(text: str, ranks: tuple[str, ...]) -> str:
+    return _enclosed(f"max without ({', '.join(ranks)}) ", text) if ranks else text
 
 
 def _read(leaf: Leaf, selector: str) -> str:

@@ -7,25 +7,11 @@ says the same as far as metrics can: `stand_in` answers with that rule, or raise
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from functools import partial
 
-from probe.alerts.expr import (
-    Aggregate,
-    Arithmetic,
-    Changes,
-    ClampMin,
-    Compare,
-    Expr,
-    Increase,
-    Instant,
-    Logical,
-    OverTime,
-    leaves,
-    metric_of,
-)
+from probe.alerts.expr import Aggregate, Changes, Compare, Expr, Instant, Logical, OverTime
+from probe.alerts.fit import UnfitError, carries, fitted
 from probe.alerts.rule import AbsenceSignal, BreachSignal, EventSignal, QualitySignal, Rule, ValueSignal
-from probe.export.naming import RULE_BREACH, UP, Names, NotExposedError, split_histogram
+from probe.export.naming import RULE_BREACH, UP, Names, NotExposedError
 
 REQUIRED_MISSING = "required_metrics_missing"
 PROCESS_START = "process_start_time_seconds"
@@ -51,7 +37,7 @@ def stand_in(rule: Rule, names: Names) -> Rule:
         return dataclasses.replace(_reading(rule, flag, said), comparison="==", threshold=1.0)
     if REQUIRED_MISSING in rule.metrics:
         return _schema(rule, names)
-    return _engine_rule(rule, signal, names)
+    return _engine_rule(rule, names)
 
 
 def sign_of(names: Names) -> str:
@@ -92,83 +78,17 @@ def _schema(rule: Rule, names: Names) -> Rule:
     return dataclasses.replace(rule, signal=signal)
 
 
-def _engine_rule(rule: Rule, signal: ValueSignal, names: Names) -> Rule:
-    read = {metric_of(leaf) for part in signal.parts for leaf in leaves(part)}
-    for metric in sorted(read):
+def _engine_rule(rule: Rule, names: Names) -> Rule:
+    for metric in sorted(rule.metrics - {UP}):
         names.select(metric)
-    if rule.comparison == "==" and "generation_tokens_total" in read and not names.live("generation_tokens_total"):
-        raise NotExposedError("tokens are counted when a request ends, so that a long answer would look like a stall")
-    signal = _with_bounds(signal, names.dialect.slo)
-    for label in signal.per:
-        without = sorted(metric for metric in read if not names.carries(metric, label))
-        if without and len(without) < len(read):
-            unlabelled = ", ".join(names.exposed_name(metric) for metric in without)
-            names.notes[rule.id] = f"{rule.id} looks at whole targets: no {label} is told of {unlabelled}"
-            signal = _mapped(signal, partial(_without, label=label))
-            signal = dataclasses.replace(signal, per=tuple(name for name in signal.per if name != label))
-    return dataclasses.replace(rule, signal=signal)
-
-
-def _with_bounds(signal: ValueSignal, slo: Mapping[str, float]) -> ValueSignal:
-    """The signal with latency bounds that are bucket bounds of this engine."""
-    sentence = signal.sentence
-    bounds = [(leaf, bound) for part in signal.parts for leaf in leaves(part) if (bound := _bound(leaf)) is not None]
-    for leaf, bound in bounds:
-        metric = split_histogram(metric_of(leaf))[0]
-        if metric not in slo:
-            raise NotExposedError(f"no bucket bound of {metric} is known to judge it by")
-        sentence = sentence.replace(f"{bound:g} s", f"{slo[metric]:g} s")
-
-    def fit(leaf: Expr) -> Expr:
-        if not isinstance(leaf, Increase) or _bound(leaf) is None:
-            return leaf
-        fitted = f"{slo[split_histogram(leaf.metric)[0]]:g}"
-        match = tuple((label, fitted if label == "le" else value) for label, value in leaf.match)
-        return dataclasses.replace(leaf, match=match)
-
-    return dataclasses.replace(_mapped(signal, lambda expr: _rebuilt(expr, fit)), sentence=sentence)
-
-
-def _bound(leaf: Expr) -> float | None:
-    match = leaf.match if isinstance(leaf, Increase) else ()
-    return next((float(value) for label, value in match if label == "le"), None)
-
-
-def _without(expr: Expr, label: str) -> Expr:
-    """The expression aggregated by target where it was by a label that not all its metrics carry."""
-
-    def drop(part: Expr) -> Expr:
-        if not isinstance(part, Aggregate):
-            return part
-        return dataclasses.replace(part, by=tuple(name for name in part.by if name != label))
-
-    return _rebuilt(expr, drop)
-
-
-def _mapped(signal: ValueSignal, change: Callable[[Expr], Expr]) -> ValueSignal:
-    """The signal with all its expressions changed."""
-
-    def part(expr: Expr | None) -> Expr | None:
-        return None if expr is None else change(expr)
-
-    return dataclasses.replace(
-        signal,
-        value=change(signal.value),
-        when=part(signal.when),
-        floor=part(signal.floor),
-        condition=part(signal.condition),
-        numerator=part(signal.numerator),
-        denominator=part(signal.denominator),
-    )
-
-
-def _rebuilt(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """The expression with every part of it changed, from the inside out."""
-    if isinstance(expr, Aggregate | ClampMin):
-        return change(dataclasses.replace(expr, of=_rebuilt(expr.of, change)))
-    if isinstance(expr, Logical):
-        return change(Logical(expr.op, _rebuilt(expr.left, change), _rebuilt(expr.right, change)))
-    if isinstance(expr, Arithmetic | Compare):
-        right = expr.right if isinstance(expr.right, float | int) else _rebuilt(expr.right, change)
-        return change(dataclasses.replace(expr, left=_rebuilt(expr.left, change), right=right))
-    return change(expr)
+    try:
+        found = fitted(rule, names.dialect, names.version)
+    except UnfitError as error:
+        raise NotExposedError(str(error)) from None
+    assert isinstance(rule.signal, ValueSignal)
+    assert isinstance(found.signal, ValueSignal)
+    for label in set(rule.signal.per) - set(found.signal.per):
+        told = [m for m in sorted(rule.metrics - {UP}) if not carries(names.dialect, m, label, names.version)]
+        unlabelled = ", ".join(names.exposed_name(metric) for metric in told)
+        names.notes[rule.id] = f"{rule.id} looks at whole targets: no {label} is told of {unlabelled}"
+    return found

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 from probe.store import Store
 
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 NewPage = Callable[..., Page]
 StartApp = Callable[..., Any]
+TRIES = 5
 
 
 class FakeServer:
@@ -80,6 +82,18 @@ def server() -> Iterator[tuple[str, FakeServer]]:
     thread.join()
 
 
+def press(page: Page, name: str) -> None:
+    """Opens a dialog; a click that comes while the page is drawn again is lost."""
+    for _ in range(TRIES):
+        page.get_by_role("button", name=name, exact=True).click()
+        try:
+            page.get_by_role("dialog").wait_for(timeout=10_000)
+        except PlaywrightTimeout:
+            continue
+        return
+    raise AssertionError(f"{name} opens no dialog")
+
+
 def confirm(page: Page, **fields: str) -> None:
     """Fills in a dialog and presses its primary button."""
     dialog = page.get_by_role("dialog")
@@ -120,10 +134,10 @@ def test_fire_acknowledge_silence_resolve(
     # The link in the message opens this alert; there it is taken on and silenced.
     page.goto(told["generatorURL"])
     expect(page.get_by_role("heading", name=re.compile(r"^Alert \d+: eviction-storm"))).to_be_visible()
-    page.get_by_role("button", name="Acknowledge").click()
+    press(page, "Acknowledge")
     confirm(page, Your_name="kim", Reason="pool is being resized")
     expect(page.get_by_text("acknowledged by kim: pool is being resized").first).to_be_visible()
-    page.get_by_role("button", name="Silence", exact=True).click()
+    press(page, "Silence")
     confirm(page, Reason="planned test")
     expect(page.get_by_text("silenced by kim: planned test").first).to_be_visible()
 
@@ -131,7 +145,7 @@ def test_fire_acknowledge_silence_resolve(
     fake.storm = False
     expect(page.get_by_text("✔ resolved").first).to_be_visible()
     page.get_by_role("tab", name="Silences").click()
-    page.get_by_role("button", name="End it").click()
+    press(page, "End it")
     confirm(page)
     expect(page.get_by_text("Nothing is silenced.")).to_be_visible()
     wait_for_messages(fake, 2)
