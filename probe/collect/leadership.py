@@ -266,7 +266,7 @@ class Leadership:
         watched = self._watched.get(seen.target.name)
         if watched is None:
             return
-        self._store.samples.write(seen.samples)
+        self._store.samples.write_scrape(seen.samples)
         watched.evaluator.add_samples(seen.samples)
         watched.news += 1
         watched.waiting_since = watched.waiting_since or time.monotonic()
