@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from probe.commands.output import add_data_dir, open_store, report
@@ -38,10 +39,22 @@ def run(options: argparse.Namespace) -> int:
     with open_store(options) as store:
         for spec in options.target:
             target = attach_target(store, spec)
-            report(f"attached {target.name} at {target.url} ({target.engine})")
+            version = target.facts.get("version") or "version unknown"
+            report(f"attached {target.name} at {target.url} ({target.engine} {version})")
+            _say_coverage(target.facts.get("coverage") or {})
         if options.prometheus:
             _attach_fleet(options, store)
         return watch(store, seconds=options.seconds, report=report)
+
+
+def _say_coverage(found: Mapping[str, Any]) -> None:
+    """What is not read of a server, and what to do about it."""
+    rows = found.get("rows", [])
+    read = [row for row in rows if row["status"] in ("present", "renamed")]
+    report(f"  {len(read)} of {len(rows)} metrics are read")
+    for row in rows:
+        if row["status"] in ("hidden", "missing"):
+            report(f"  {row['status']}: {row['canonical']}: {row.get('todo') or 'no reason known'}")
 
 
 def _attach_fleet(options: argparse.Namespace, store: Store) -> None:
