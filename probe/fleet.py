@@ -41,7 +41,7 @@ def attach_found(
             engine=one.engine,
             source="prometheus",
             options={**(options or {}), "matchers": one.matchers},
-            scrape_interval_s=SCRAPE_INTERVAL_S,
+            scrape_interval_s=one.scrape_interval_s or SCRAPE_INTERVAL_S,
         )
         for one in found
     ]

@@ -20,6 +20,7 @@ from probe.notify.dispatcher import mutings
 from probe.store import Alert, Store
 
 HISTORY = 200
+TABS = ["Alerts", "Silences", "Receivers", "From Alertmanager"]
 
 
 @page
@@ -37,7 +38,8 @@ def render() -> None:
             # Outside of what redraws itself: a dialog opened from there would close with the next redraw.
             if alert.state in ("pending", "firing"):
                 show_actions(alert)
-    alerts, silences, receivers, imported = st.tabs(["Alerts", "Silences", "Receivers", "From Alertmanager"])
+    # With a key and in the URL: the tab stays open when what is above it changes.
+    alerts, silences, receivers, imported = st.tabs(TABS, key="view", on_change="rerun", bind="query-params")
     with alerts:
         st.subheader("Active")
         show_active()

@@ -1,4 +1,4 @@
-"""`kvoncall bench`: speed and memory of the embedded engine and the app, on the machine at hand.
+"""`kvoncall bench`: speed and memory of the embedded engine, the watch and the app, on the machine at hand.
 
 Machines differ and are noisy, so what counts are ratios measured in one run, the two sides taking turns.
 """
@@ -44,6 +44,14 @@ def run_bench(what: str, *, model: str, against: str | None, report: Report) -> 
         from probe.bench.collect import bench_collect
 
         results["collect"] = bench_collect(report=report)
+    if what in ("rules", "all"):
+        from probe.bench.rules import bench_rules
+
+        results["rules"] = bench_rules(report=report)
+    if what in ("store", "all"):
+        from probe.bench.store import bench_store
+
+        results["store"] = bench_store(report=report)
     if what in ("memory", "all"):
         from probe.bench.memory import bench_memory
 

@@ -13,7 +13,7 @@ KERNEL_BENCHES = {
     "aot": "kernels.aot",
     "recall": "kernels.bench.recall",
 }  # these read their own flags, as `serve` does
-BENCHES = ("decode", "formats", "scheduler", "prefix", "memory")
+BENCHES = ("decode", "formats", "scheduler", "prefix", "memory", "collect", "rules", "store")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
