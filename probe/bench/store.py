@@ -23,7 +23,7 @@ START = 1_790_002_800.0  # on the hour
 INTERVAL_S = 5.0
 HOUR_S, DAY_S = 3_600.0, 86_400.0
 DAYS = 30
-MONTH_TARGETS = 3
+MONTH_TARGETS = 2
 VIEW_METRICS = 12  # what a page of one target draws
 
 

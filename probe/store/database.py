@@ -123,7 +123,7 @@ class Database:
 
         On PostgreSQL an estimate: samples and 1-minute rollups by their number, the rest by the size of its tables.
         """
-        with self.errors(), self.writers.begin() as connection:
+        with self.errors(), self.readers.begin() as connection:
             if connection.dialect.name == "sqlite":
                 return int(connection.execute(text(_SQLITE_USED)).scalar_one())
             connection.execute(text("ANALYZE samples, rollups_1m"))

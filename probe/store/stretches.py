@@ -104,7 +104,12 @@ def _minutes(
 
 def _from_raw(session: Session, ids: Ids, first: int, until: float | None, hours_until: int) -> Iterator[Floats]:
     minutes = existing(session, SampleRow.minute, first, None if until is None else int(until // MINUTE_S))
-    for some, _ in pieces(ids, [first]) if minutes else ():
+    if not minutes:
+        return
+    # Minutes not yet rolled up to hours begin here; without any, there is nothing to look through.
+    unfinished = session.scalar(select(func.min(MinuteRow.hour)).where(MinuteRow.hour >= hours_until))
+    hours_until = minutes[0] // 60 if unfinished is None else unfinished
+    for some, _ in pieces(ids, [first]):
         yield _table(session, minutes_of_raw(minutes, some, hours_until=hours_until), MINUTE_S)
 
 

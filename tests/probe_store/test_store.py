@@ -177,8 +177,11 @@ def test_retention_removes_old_samples_and_empty_series(store: Store) -> None:
     store.events.add("e", "scrape_error", "old", ts=NOW - 100 * 86_400)
     store.events.add("e", "scrape_error", "new", ts=NOW)
     store.flush()
+    past = NOW - 100 * 86_400
+    store.silences.add('target="e"', ends_at=past + 60, author="ann", reason="upgrade", now=past)
     assert store.settings.get("retention_days") == 7.0
     assert apply_retention(store, NOW) == 1
+    assert store.silences.list(expired=True) == []
     assert [e.message for e in store.events.recent()] == ["new"]
     store.settings.set("retention_days", 0.5)
     assert apply_retention(store, NOW) == 1
@@ -191,8 +194,13 @@ def test_retention_removes_old_samples_and_empty_series(store: Store) -> None:
 
 
 def test_settings_refuse_nonsense(store: Store) -> None:
-    with pytest.raises(StoreError, match="above 0"):
-        store.settings.set("retention_days", 0)
+    for key, value, words in (
+        ("retention_days", 0, "above 0 days"),
+        ("max_size_mb", 1, "at least 16 MB"),
+        ("series_in_store", "some", "all or alerts-only"),
+    ):
+        with pytest.raises(StoreError, match=words):
+            store.settings.set(key, value)
     with pytest.raises(StoreError, match="no setting"):
         store.settings.get("colour")
 
