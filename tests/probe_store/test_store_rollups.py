@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections import defaultdict
 
 import pandas as pd
@@ -99,6 +100,28 @@ def test_rollups_agree_with_the_definition_whenever_samples_come(watched: Store)
                 frame = watched.samples.range("e", metric, T0, step_s=step_s)
                 check(frame, expected(samples, metric, step_s), gauge=metric == "g")
     assert watched.rollups.advance(T0 + 10 * DAY) == 0
+
+
+def test_nothing_is_missed_that_another_process_writes_meanwhile(store_location: str) -> None:
+    """Samples of minutes that are being rolled up: counted in them, or noted as late."""
+    with Store.open(store_location) as leader, Store.open(store_location) as other:
+        other.targets.upsert("e", url="http://x", kind="external")
+
+        def write() -> None:
+            for k in range(120):
+                other.samples.write([Sample("e", "c_total", {"n": str(n)}, T0 + 7 * k, float(k)) for n in range(5)])
+                other.flush()
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        at = T0
+        while writing.is_alive():
+            leader.rollups.advance(at)
+            at += 60  # sooner than the samples come: most are late
+        writing.join()
+        leader.rollups.advance(T0 + DAY)
+        frame = leader.samples.range("e", "c_total", T0, step_s=60)
+        assert (frame["count"].sum(), frame["increase"].sum()) == (600, 5 * 119)
 
 
 def test_increase_spans_a_pause_longer_than_raw_samples_are_kept(watched: Store) -> None:
