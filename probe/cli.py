@@ -32,8 +32,8 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall check FILES          lint your own Prometheus rules and Grafana dashboards for an engine's version
   kvoncall backtest RULE        would a rule have fired on what is stored?
   kvoncall runbooks list|show   what to do about an alert
-  kvoncall bench WHAT           attention, decode, formats, scheduler, prefix, collect, rules, store, memory or all; aot:
-                                registers and spills of the kernels; recall: what each KV format still finds
+  kvoncall bench WHAT           attention, decode, formats, scheduler, prefix, memory, collect, rules, store or all;
+                                aot: registers and spills of the kernels; recall: what each KV format still finds
 
 `kvoncall COMMAND --help` tells more. Data lives in --data-dir, or KVONCALL_DATA, or the user's data folder.
 """
