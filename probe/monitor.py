@@ -27,6 +27,7 @@ from probe.store import Lease, LeaseLostError, Store, StoreError, apply_retentio
 LEASE_NAME = "monitor"
 LEASE_TTL_S = 8.0
 TICK_S = 0.5
+ROLL_UP_EVERY_S = 60.0
 RETENTION_EVERY_S = 3_600.0
 
 log = logging.getLogger("kvoncall.monitor")
@@ -76,6 +77,7 @@ class Monitor:
         self._leader_owner: str | None = None
         self._last_tick: float | None = None
         self._problem: str | None = None
+        self._roll_up_at = 0.0
         self._retention_at = 0.0
         self._retention: asyncio.Task[None] | None = None
 
@@ -181,16 +183,24 @@ class Monitor:
             await leadership.close()
 
     def _start_retention(self) -> None:
-        if time.monotonic() < self._retention_at or (self._retention and not self._retention.done()):
+        """Rolls samples up every minute, and removes old ones every hour, one such task at a time."""
+        now = time.monotonic()
+        if now < self._roll_up_at or (self._retention and not self._retention.done()):
             return
-        self._retention_at = time.monotonic() + RETENTION_EVERY_S
-        self._retention = asyncio.create_task(self._retain())
+        self._roll_up_at = now + ROLL_UP_EVERY_S
+        prunes = now >= self._retention_at
+        if prunes:
+            self._retention_at = now + RETENTION_EVERY_S
+        self._retention = asyncio.create_task(self._retain(prunes))
 
-    async def _retain(self) -> None:
+    async def _retain(self, prunes: bool) -> None:
         try:
-            await asyncio.to_thread(apply_retention, self._store)
+            if prunes:
+                await asyncio.to_thread(apply_retention, self._store)
+            else:
+                await asyncio.to_thread(self._store.rollups.advance, time.time())
         except StoreError as error:
-            log.warning("Old samples were not removed: %s", error)
+            log.warning("Old samples were not rolled up or removed: %s", error)
 
     async def _finish(self) -> None:
         try:

@@ -166,7 +166,7 @@ def show_told(store: Store, alert: Alert) -> None:
     rows += [
         {
             "when": sent.done_at or sent.created_at,
-            "what": f"told of {sent.transition}",
+            "what": f"message: {sent.transition}",
             "who": sent.receiver,
             "how": f"{sent.state}: {sent.error}" if sent.error else sent.state,
         }

@@ -117,9 +117,10 @@ def show_figures(result: Backtest) -> None:
     )
     columns[2].metric("Firing for", words.span(up))
     columns[3].metric(
-        "Lead time", _lead(max(leads)) if leads else words.DASH,
+        "Lead time", f"{'−' if max(leads) < 0 else ''}{words.span(abs(max(leads)))}" if leads else words.DASH,
         help=f"From firing to the first moment users felt it: no answer, or more than {VISIBLE_SHARE:.0%} of the "
-        "requests of five minutes slower than the latency objective. Longest of all firings.",
+        "requests of five minutes slower than the latency objective. The longest of all firings; below 0, users felt "
+        "it first.",
     )  # fmt: skip
     st.caption(
         f"`{result.target}`: {words.span(result.covered_s)} with data of {words.span(result.until - result.since)}. "

@@ -132,8 +132,8 @@ def span(value: float) -> str:
     if total < 3600:
         return f"{total // 60} min {total % 60} s" if total % 60 else f"{total // 60} min"
     if total < 86400:
-        return f"{total // 3600} h {total % 3600 // 60} min"
-    return f"{total // 86400} d {total % 86400 // 3600} h"
+        return f"{total // 3600} h {total % 3600 // 60} min".removesuffix(" 0 min")
+    return f"{total // 86400} d {total % 86400 // 3600} h".removesuffix(" 0 h")
 
 
 def ago(ts: float | None, now: float | None = None) -> str:
