@@ -5,12 +5,15 @@ Addresses are names of secrets, never secrets.
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import streamlit as st
 
 from app.runtime import get_runtime
 from app.ui import words
 from app.ui.guard import guarded
 from probe.notify.dispatcher import ReceiverState, receiver_states, send_test
+from probe.notify.matchers import LABELS
 
 SENT = {"sent": ":green-badge[✔ sent]", "failed": ":red-badge[✖ failed]"}
 
@@ -28,11 +31,43 @@ def show_receivers() -> None:
     for state in states:
         show_receiver(state)
     options = store.receivers.options()
+    if not options.base_url:
+        st.info("Messages carry no links yet: say under which address this app is reached.")
+    if st.button("Grouping and links", icon=":material/tune:", key="notify-options"):
+        change_options()
     st.caption(
         f"Messages are grouped by {', '.join(options.group_by) or 'nothing'}; the first of a group waits "
         f"{words.span(options.group_wait_s)}, news of a group {words.span(options.group_interval_s)}, and what still "
         f"fires is repeated after {words.span(options.repeat_interval_s)}."
     )
+
+
+@st.dialog("Grouping and links", width="large")
+def change_options() -> None:
+    """How messages are grouped and paced, and the address of this app that their links begin with."""
+    with guarded():
+        receivers = get_runtime().store.receivers
+        options = receivers.options()
+        base_url = st.text_input(
+            "Address of this app", options.base_url or here(), key="notify-url",
+            help="Links in messages begin with it.",
+        )  # fmt: skip
+        group_by = st.multiselect("One message for alerts that share", LABELS, options.group_by, key="notify-group")
+        columns = st.columns(3)
+        times = {
+            "group_wait_s": columns[0].number_input("First of a group waits, s", 0.0, value=options.group_wait_s),
+            "group_interval_s": columns[1].number_input("News of a group, s", 0.0, value=options.group_interval_s),
+            "repeat_interval_s": columns[2].number_input("Repeat after, s", 60.0, value=options.repeat_interval_s),
+        }
+        if st.button("Save", type="primary", key="notify-confirm"):
+            receivers.set_options(base_url=base_url, group_by=list(group_by), **times)
+            st.rerun()
+
+
+def here() -> str:
+    """The address in the operator's browser, without the page."""
+    parts = urlsplit(str(st.context.url or ""))
+    return f"{parts.scheme}://{parts.netloc}" if parts.netloc else ""
 
 
 def show_receiver(state: ReceiverState) -> None:

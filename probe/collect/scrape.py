@@ -16,7 +16,7 @@ import httpx
 from prometheus_client import Metric
 
 from probe.collect.canonical import canonical_samples, missing
-from probe.collect.exposition import ExpositionReader, parse, reason
+from probe.collect.exposition import ExpositionReader, reason
 from probe.collect.exposition import ScrapeError as ScrapeError
 from probe.dialects import Dialect, load_dialect
 from probe.store import Sample, Target
@@ -130,14 +130,6 @@ async def _unpacked(response: httpx.Response, url: str) -> AsyncIterator[bytes]:
             data = gzip.unconsumed_tail or gzip.unused_data
     if gzip is not None and not gzip.eof:
         raise ScrapeError(f"{url} sent gzip data that was cut short.")
-
-
-def parse_families(text: str, url: str) -> list[Metric]:
-    """Prometheus text as metric families; `ScrapeError` if any line is malformed or nothing is there."""
-    families = parse(text, url)
-    if not any(family.samples for family in families):
-        raise ScrapeError(f"{url} answered without a single metric.")
-    return families
 
 
 def read_scrape(

@@ -122,6 +122,19 @@ def test_a_receiver_is_added_tried_and_removed(
     assert seeded.receivers.list() == []
 
 
+def test_links_and_pacing_of_messages_are_set(seeded: Store, use: Use, open_page: Open) -> None:
+    use(seeded)
+    dialog = open_dialog("change_options()", "receivers_view")
+    assert press(dialog, "notify-confirm", notify_url="not an address") != []
+    assert seeded.receivers.options().base_url == ""
+    dialog.multiselect(key="notify-group").set_value(["rule", "target"])
+    press(dialog, "notify-confirm", notify_url="https://kv.example.com/")
+    options = seeded.receivers.options()
+    assert (options.base_url, options.group_by) == ("https://kv.example.com", ("rule", "target"))
+    assert options.repeat_interval_s == 14_400.0
+    assert "Messages are grouped by rule, target" in open_page("alerts").text
+
+
 def test_an_address_with_a_credential_is_refused(seeded: Store, use: Use) -> None:
     use(seeded)
     dialog = open_dialog("add_receiver()", "receivers_view")
