@@ -15,7 +15,7 @@ from app.ui.forms import given
 from app.ui.guard import guarded, live, page
 from app.ui.ranges import choose_target
 from app.ui.tables import show_table
-from probe.fleet import attach_found, look_around
+from probe.fleet import access_options, attach_found, look_around
 from probe.store import Target
 from probe.targets import attach_target
 
@@ -135,11 +135,6 @@ def attach() -> None:
             spec = f"{name.strip()}={url.strip()}" if name.strip() else url.strip()
             attach_target(get_runtime().store, spec, options)
             st.rerun()
-
-
-def access_options(variable: str) -> dict[str, Any]:
-    """How a server is reached, as it is kept: the name of a variable, never what it holds."""
-    return {"headers_env": {"Authorization": variable.strip()}} if variable.strip() else {}
 
 
 @st.dialog("Find in Prometheus", width="large")

@@ -23,6 +23,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("rule", metavar="RULE", help="a rule's id (`kvoncall rules list` names them)")
     add("--since", default="7d", metavar="SPAN", help="how far back: 90m, 24h, 7d (default: 7d)")
     add("--target", metavar="NAME", help="a stored target (default: every watched one)")
+    add("--prometheus", metavar="URL", help="read the history of engines that this Prometheus server scrapes")
+    add("--prometheus-auth-env", metavar="NAME", help="environment variable with its Authorization header")
     add("--threshold", type=float, metavar="X", help="another threshold than the rule's")
     add("--hold", metavar="SPAN", help="another hold time than the rule's: 0s, 5m")
     add("--step", metavar="SPAN", help="from one evaluation to the next (default: the scrape interval)")

@@ -58,11 +58,9 @@ def _say_coverage(found: Mapping[str, Any]) -> None:
 
 
 def _attach_fleet(options: argparse.Namespace, store: Store) -> None:
-    from probe.fleet import attach_found, look_around
+    from probe.fleet import access_options, attach_found, look_around
 
-    access: dict[str, Any] = {}
-    if options.prometheus_auth_env:
-        access = {"headers_env": {"Authorization": options.prometheus_auth_env}}
+    access = access_options(options.prometheus_auth_env)
     found = look_around(options.prometheus, access)
     for warning in found.warnings:
         report(f"Prometheus warns: {warning}")

@@ -22,8 +22,10 @@ import pytest
 import yaml
 
 from engine.supervisor import EngineSupervisor
+from probe.alerts.rules import EVICTION_STORM
 from probe.export.alerts import Options, select
 from probe.export.prometheus import rules_text
+from probe.fleet import histories
 from probe.monitor import Monitor
 from probe.store import Store
 
@@ -176,6 +178,17 @@ def apart(seen: list[tuple[float, States, States]], key: tuple[str, str]) -> lis
     return [at for at, mine, other in settled if mine.get(key) != other.get(key)]
 
 
+def look_back(url: str, names: dict[str, str]) -> None:
+    """A backtest on what Prometheus keeps: the storm would have paged (its hold time left out), nobody else."""
+    now = time.time()
+    notes: list[str] = []
+    found = histories(url, EVICTION_STORM, now - SICK_S - WELL_S, now, step_s=1.0, report=notes.append)
+    tested = {h.target.options["matchers"]["instance"]: h.judge(hold_s=0.0) for h in found}
+    assert set(tested) == set(names.values())
+    assert {i for i, result in tested.items() if result.firings} == {names["storm"]}
+    assert not any("eviction" in note or "preempt" in note for note in notes), notes
+
+
 def test_our_monitor_and_prometheus_say_the_same(
     fakes: tuple[dict[str, str], list[FakeServer]], engine: str, tmp_path: Path
 ) -> None:
@@ -199,6 +212,7 @@ def test_our_monitor_and_prometheus_say_the_same(
                     server.sick = now < SICK_S
                 seen.append((now, ours(store), theirs(client, url, names)))
                 time.sleep(0.5)
+            look_back(url, names)
         finally:
             monitor.stop()
             process.terminate()
