@@ -53,20 +53,21 @@ def seconds(span_s: float) -> str:
 
 
 def coverage(rule: Rule, signal: ValueSignal, at: Moment) -> str:
-    """What the value rests on: engines that have data now, how much of the window is covered, resets in it."""
+    """What the value rests on: engines that have data now, its age, how much of the window is covered, resets in it."""
     first = metric_of(signal.readings[0])
     said = engines(first, at)
     ranges = [leaf.window_s for leaf in signal.readings if isinstance(leaf, Increase)]
     window_s = max(ranges, default=rule.window_s)
     start_ms, resets = at.now_ms - to_ms(window_s), 0
-    spans = []
+    spans, newest = [], 0
     for series in at.window.series(first):
         i, j = series.span(start_ms, at.now_ms)
         if j > i:
+            newest = max(newest, series.times[j - 1])
             spans.append((series.times[j - 1] - series.times[i]) / 1000)
             resets += len(series.drops(series.times[i], series.times[j - 1])) if ranges else 0
     if spans:
-        said += f", {max(spans):.0f} of {window_s:.0f} s"
+        said += f", {(at.now_ms - newest) / 1000:.0f} s old, {max(spans):.0f} of {window_s:.0f} s"
     return said + (f", {resets} counter reset{'s' if resets > 1 else ''} counted from 0" if resets else "")
 
 
