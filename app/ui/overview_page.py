@@ -13,6 +13,7 @@ from app.ui import charts, signals, words
 from app.ui.guard import live, page
 from app.ui.licence_notice import show_notice
 from app.ui.links import link
+from app.ui.models_view import show_models
 from app.ui.ranges import choose_range, choose_target
 from app.ui.tables import show_table
 from app.ui.tiles import fraction_note, tile
@@ -37,6 +38,7 @@ def render() -> None:
     if runtime.is_open:
         show_notice(runtime)
         show_now()
+        show_models()
         if target is not None:
             show_figures(target.name, range_s)
         show_events()

@@ -202,10 +202,12 @@ def _bound(le: str) -> float | None:
         return None
 
 
-def bucket_increases(metric: str, window_s: float, at: Moment) -> list[tuple[float, float]]:
-    """(upper bound, growth) of a histogram's buckets, those of all engines added up, by bound."""
+def bucket_increases(metric: str, window_s: float, at: Moment, match: Match = ()) -> list[tuple[float, float]]:
+    """(upper bound, growth) of a histogram's buckets, those of all engines (that `match`) added up, by bound."""
     merged: dict[float, float] = {}
     for series in at.window.series(f"{metric}_bucket"):
+        if not matches(series.labels, match):
+            continue
         bound = _bound(series.labels.get("le", ""))
         grown = increase(series, at.now_ms - to_ms(window_s), at.now_ms)
         if grown is not None and bound is not None:
