@@ -7,7 +7,7 @@ GEMMA := $(VENV)/.gemma-installed
 PORT ?= 8501
 MODEL ?=
 
-.PHONY: run test lint format bench clean
+.PHONY: run test pytest lint format bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,8 +29,11 @@ endif
 run: $(STAMP) $(RUN_NEEDS) ## the app on http://localhost:8501 with a live engine; MODEL=gemma serves Gemma 3 270M
 	KVONCALL_ENGINE_FLAGS="$(RUN_FLAGS) $$KVONCALL_ENGINE_FLAGS" $(BIN)/streamlit run app --server.port $(PORT)
 
+test: $(STAMP) $(GEMMA) ## every test, with the linters beside them
+	$(MAKE) --jobs 2 lint pytest
+
 # One thread of torch a process: two workers and their engines share two cores.
-test: $(STAMP) $(GEMMA) lint ## every test
+pytest: $(STAMP) $(GEMMA)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 lint: $(STAMP)
