@@ -5,7 +5,9 @@ Its exits become `engine_exit` events of the store, which is what the `oom` rule
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,12 @@ class DrillEngine:
         response.raise_for_status()
         facts: dict[str, Any] = response.json()
         return facts
+
+    def freeze(self) -> None:
+        """Stops the process where it stands (SIGSTOP): its port takes connections and answers nothing."""
+        pid = self._supervisor.status().pid
+        if pid is not None:
+            os.kill(pid, signal.SIGSTOP)
 
     def exits_since(self, ts: float) -> list[dict[str, Any]]:
         """Unasked exits from `ts` on, as JSON-ready data, oldest first."""

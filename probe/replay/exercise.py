@@ -53,12 +53,27 @@ class Bench:
         self.facts = self.drill.facts()
 
 
+@dataclass(frozen=True)
+class Repair:
+    """What the runbook's steps come to in a drill, where no computed flag is the remedy.
+
+    `flags` of the drill engine go with it; None takes one back to its default.
+    """
+
+    sentence: str
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Exercise(Protocol):
     """One incident's doing. Raises `EndpointError`, `EngineStartError` or `QualityError` when it cannot be done."""
 
     @property
     def description(self) -> str:
         """What is sent or measured, in a line."""
+
+    def repair(self) -> Repair | None:
+        """Mends what is not the engine's, and says what it was; None where flags alone are the remedy."""
+        return None
 
     def incident(self) -> Observation:
         """Brings the incident about and measures it."""
@@ -73,12 +88,13 @@ class Exercise(Protocol):
         """Keys that this exercise adds to the replay's report."""
 
 
-class LoadExercise:
+class LoadExercise(Exercise):
     """Sends a scenario's load: smoke requests first, then everything."""
 
-    def __init__(self, bench: Bench, make: Callable[[Endpoint], LoadPlan]) -> None:
+    def __init__(self, bench: Bench, make: Callable[[Endpoint], LoadPlan], *, repair: Repair | None = None) -> None:
         self._bench = bench
         self._plan = make(bench.endpoint)
+        self._repair = repair
         self._incident: Observation | None = None
 
     @property
@@ -90,6 +106,10 @@ class LoadExercise:
         """The load on the engine as the operator of the incident had it."""
         self._incident = self._run("the incident's load")
         return self._incident
+
+    def repair(self) -> Repair | None:
+        """The scenario's."""
+        return self._repair
 
     def again(self) -> Observation:
         """The same load on the engine as it runs now."""
@@ -109,9 +129,10 @@ class LoadExercise:
         """Nothing beyond the usual."""
         return {}
 
-    def _run(self, what: str) -> Observation:
-        """Smoke requests, then the load; measures the window in the store's samples."""
+    def _run(self, what: str, *, quiet_s: float = 0.0) -> Observation:
+        """Smoke requests, then the load, then quiet; measures the window in the store's samples."""
         bench, plan = self._bench, self._plan
+        quiet_s = max(quiet_s, plan.quiet_s)
         started_at = time.time()
         smoke = None
         if plan.smoke:
@@ -120,6 +141,9 @@ class LoadExercise:
             bench.note(f"smoke: {smoke.completed} of {smoke.total} completed")
         bench.note(f"{what}: {plan.description}")
         load = self._send(plan.requests, plan.options)
+        if quiet_s:
+            bench.note(f"nothing is sent for {quiet_s:g} s")
+            time.sleep(quiet_s)
         exit_ = self._engine_exit(started_at, wait=load.server_died or load.failed > 0)
         ended_at = settle(bench)
         metrics = window_metrics(bench.store, bench.drill.name, started_at, ended_at)

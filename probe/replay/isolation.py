@@ -20,7 +20,7 @@ from probe.isolation.record import record
 from probe.isolation.result import CheckName, CheckResult, IsolationResult, Verdict
 from probe.isolation.stats import upper_bound
 from probe.replay.attacks.attack import Attack, Tally
-from probe.replay.exercise import Bench, settle
+from probe.replay.exercise import Bench, Exercise, settle
 from probe.replay.observation import Observation
 
 SEED = 20  # of both phases: the same attack again
@@ -39,7 +39,7 @@ class IsolationPlan:
     after: int
 
 
-class IsolationExercise:
+class IsolationExercise(Exercise):
     """Attacks a watched engine."""
 
     def __init__(self, bench: Bench, plan: IsolationPlan) -> None:

@@ -13,12 +13,16 @@ from probe.load.traces import LoadRequest
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What a scenario sends: `smoke` first (must pass, or the incident is another one), then `requests`."""
+    """What a scenario sends: `smoke` first (must pass, or the incident is another one), then `requests`.
+
+    quiet_s: how long nothing is sent afterwards, where that is when the incident shows.
+    """
 
     requests: tuple[LoadRequest, ...]
     options: LoadOptions
     description: str
     smoke: tuple[LoadRequest, ...] = ()
+    quiet_s: float = 0.0
 
     @property
     def longest_request_tokens(self) -> int:

@@ -27,7 +27,7 @@ from probe.quality.candidates import (
 from probe.quality.lab import Lab
 from probe.quality.run import run_suite
 from probe.quality.suite import SuiteSpec
-from probe.replay.exercise import Bench, settle
+from probe.replay.exercise import Bench, Exercise, settle
 from probe.replay.observation import Observation
 from probe.store import QualityRun
 
@@ -44,7 +44,7 @@ class QualityPlan:
     incident: str
 
 
-class QualityExercise:
+class QualityExercise(Exercise):
     """Switches a watched engine from `full` to `incident` and measures what becomes of its answers."""
 
     def __init__(self, bench: Bench, plan: QualityPlan) -> None:

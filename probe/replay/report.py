@@ -1,8 +1,8 @@
 """The report of a replay: one JSON object, and its summary for people.
 
-Keys: scenario, title, replay_id, target, reproduced, verified, alerts, runbook, changes, refused, checks, before,
-after, engine_exit, article_case, windows, time_scale, load, duration_s; "error" when it could not be carried out. An
-exercise may add keys of its own.
+Keys: scenario, title, replay_id, target, reproduced, verified, alerts, runbook, changes, steps, repair, refused,
+checks, before, after, engine_exit, article_case, windows, time_scale, load, duration_s; "error" when it could not be
+carried out. An exercise may add keys of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def blank(scenario: Scenario, target: str, replay_id: str, remedy: bool) -> dict
         "recommendation": None,
         "changes": [],
         "steps": [],
+        "repair": None,
         "refused": [],
         "applied": False,
         "verified": False,
@@ -178,6 +179,8 @@ def summary(result: Mapping[str, Any]) -> str:
     for change in result["changes"]:
         to = "removed" if change["to"] is None else change["to"]
         lines.append(f"  change      {change['flag']} {change['from']} -> {to}: {change['why']}")
+    if result.get("repair"):
+        lines.append(f"  step        {result['repair']}")
     for phase_checks in result["checks"].values():
         for check in phase_checks:
             mark = "ok" if check["ok"] else "NO"

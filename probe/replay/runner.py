@@ -135,7 +135,7 @@ class ReplayRunner:
         bench, exercise, before = self._inject()
         self._observe(bench, before)
         advice = self._recommend(bench, exercise)
-        flags = self._apply(bench, advice)
+        flags = self._apply(bench, exercise, advice)
         self._verify(bench, exercise, flags)
         self._enter(
             "done", "verified" if self._result["verified"] else "not verified", {"checks": self._result["checks"]}
@@ -186,7 +186,7 @@ class ReplayRunner:
         self._note(advice.summary, {**advice.to_dict(), "known": known})
         return advice
 
-    def _apply(self, bench: Bench, advice: Recommendation) -> list[str]:
+    def _apply(self, bench: Bench, exercise: Exercise, advice: Recommendation) -> list[str]:
         """The flags of the second run: changed, or the same when the remedy is left out."""
         flags = list(self._drill.flags)
         if self._interactive and self._remedy and advice.changes and not self._await_apply():
@@ -195,11 +195,15 @@ class ReplayRunner:
         self._enter(
             "apply", "restarting the drill engine" if self._remedy else "the remedy is left out: same flags again"
         )
+        repair = exercise.repair() if self._remedy else None
+        if repair is not None:
+            self._result["repair"] = repair.sentence
+            self._note(repair.sentence)
         if self._remedy:
-            flags = apply_changes(flags, advice.flag_values())
+            flags = apply_changes(flags, {**(repair.flags if repair else {}), **advice.flag_values()})
         self._note("restart", {"flags": flags})
         bench.restart(flags)
-        self._result["applied"] = self._remedy and bool(advice.changes)
+        self._result["applied"] = self._remedy and bool(advice.changes or repair)
         self._note("drill engine runs", {"memory_plan": bench.facts.get("memory_plan"), "flags": flags})
         return flags
 

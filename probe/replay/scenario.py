@@ -11,10 +11,19 @@ from typing import Any, Protocol
 
 from probe.replay.exercise import Bench, Exercise
 from probe.replay.observation import Check, Observation
+from probe.replay.scenarios.cache_thrash import CacheThrash
+from probe.replay.scenarios.engine_faults import EngineStall, GPUMemoryCreep, KVBlockLeak
 from probe.replay.scenarios.eviction_storm import EvictionStorm
+from probe.replay.scenarios.head_of_line_block import HeadOfLineBlock
 from probe.replay.scenarios.int4_degradation import MODELS, Int4Degradation
+from probe.replay.scenarios.kv_saturated import KVSaturated
+from probe.replay.scenarios.metrics_unknown import MetricsUnknown
 from probe.replay.scenarios.oom import OutOfMemory
+from probe.replay.scenarios.preemption_livelock import PreemptionLivelock
 from probe.replay.scenarios.prefix_collision import ATTACKS, PrefixCollision
+from probe.replay.scenarios.prefix_hit_collapse import PrefixHitCollapse
+from probe.replay.scenarios.target_missing import TargetMissing
+from probe.replay.scenarios.ttft_slo_burn import TTFTBurn
 
 
 class ReplayError(RuntimeError):
@@ -62,7 +71,24 @@ class Scenario(Protocol):
 
 
 SCENARIOS: dict[str, Scenario] = {
-    scenario.id: scenario for scenario in (EvictionStorm(), Int4Degradation(), OutOfMemory(), PrefixCollision())
+    scenario.id: scenario
+    for scenario in (
+        CacheThrash(),
+        EngineStall(),
+        EvictionStorm(),
+        GPUMemoryCreep(),
+        HeadOfLineBlock(),
+        Int4Degradation(),
+        KVBlockLeak(),
+        KVSaturated(),
+        MetricsUnknown(),
+        OutOfMemory(),
+        PreemptionLivelock(),
+        PrefixCollision(),
+        PrefixHitCollapse(),
+        TargetMissing(),
+        TTFTBurn(),
+    )
 }
 # Forms of one incident; the scenario itself is the first.
 VARIANTS: dict[str, dict[str, Scenario]] = {

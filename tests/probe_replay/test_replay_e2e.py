@@ -1,4 +1,4 @@
-"""Both replays for real: engines that storm or die, the monitor's own alerts, the runbook's change, the proof."""
+"""Replays for real: engines that storm, die or break, the monitor's own alerts, the runbook's change, the proof."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def replay(store: Store, scenario: Scenario, tmp_path: Path) -> dict[str, Any]:
     alert = result["alerts"][0]
     assert (alert["rule"], alert["state"]) == (scenario.rule, "resolved")
     assert alert["value"] > alert["threshold"]
-    assert result["changes"]
+    assert result["changes"] or result["repair"]
     stored = store.replays.get(result["replay_id"])
     assert stored is not None
     assert (stored.status, stored.result) == ("done", result)
@@ -106,3 +106,19 @@ def test_int4_degradation(store: Store, tmp_path: Path) -> None:
     assert len(result["refused"]) == len(by_name) - 1
     assert {run.target for run in store.quality.list(100)} == {"lab", result["target"]}
     assert {a["rule"] for a in result["alerts"]} == {"kv-quality-drop"}
+
+
+def test_metrics_unknown(store: Store, tmp_path: Path) -> None:
+    result = replay(store, get_scenario("metrics-unknown"), tmp_path)
+    before, after = result["before"], result["after"]
+    assert before["completed"] == after["completed"] == 8
+    assert before["finished"] is None
+    assert after["finished"] is not None
+    assert changes(result) == {"--disable-log-stats": (True, None)}
+
+
+def test_kv_block_leak(store: Store, tmp_path: Path) -> None:
+    result = replay(store, get_scenario("kv-block-leak"), tmp_path)
+    assert result["before"]["completed"] == result["after"]["completed"] == 40
+    assert result["alerts"][0]["value"] == pytest.approx(40 / 512)
+    assert (result["changes"], result["applied"]) == ([], True)

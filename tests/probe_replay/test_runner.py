@@ -232,9 +232,9 @@ def test_a_crash_in_the_middle_loses_nothing(
 
 
 def test_the_registry() -> None:
-    assert [s.id for s in list_scenarios()] == ["eviction-storm", "int4-degradation", "oom", "prefix-collision"]
+    assert [s.id for s in list_scenarios()] == sorted(SCENARIOS)
     assert get_scenario("oom") is SCENARIOS["oom"]
-    with pytest.raises(ReplayError, match="there are: eviction-storm, int4-degradation, oom, prefix-collision"):
+    with pytest.raises(ReplayError, match=r"there are: .*eviction-storm, .*prefix-collision"):
         get_scenario("nope")
 
 
