@@ -1,6 +1,6 @@
 """Prefix hit collapse: a gateway begins to put the request's id in front of the system prompt all requests share.
 
-The engine is well and no flag of it brings the hits back; what the runbook's first step finds, two rendered prompts
+The engine is well and no flag of it brings the hits back; what the runbook's comparison finds, two rendered prompts
 that differ in their first line, is mended where prompts are made.
 """
 
@@ -98,7 +98,9 @@ class PromptChange(LoadExercise):
     def __init__(
         self, bench: Bench, *, baseline: LoadPlan, changed: LoadPlan, mended: LoadPlan, pause_s: float
     ) -> None:
-        sentence = "step 1 of the runbook: the id goes behind the system prompt again, in the gateway's template"
+        sentence = (
+            "two prompts differ in their first line: the id goes behind the system prompt, in the gateway's template"
+        )
         super().__init__(bench, lambda _: changed, repair=Repair(sentence))
         self._baseline, self._mended, self._pause_s = baseline, mended, pause_s
 
