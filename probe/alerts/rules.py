@@ -162,7 +162,8 @@ TARGET_MISSING = Rule(
     inhibited_by=("oom",),
 )
 
-# Prompt tokens count too: one long prompt in chunks is work, though it makes no token for a while.
+# Engines count a prompt's tokens with its first token, so a prompt that is computed alone for longer than window and
+# hold time looks like a stall: four minutes are more than a million tokens take on what serves them.
 ENGINE_STALL = Rule(
     id="engine-stall",
     title="Engine holds requests and makes no tokens",
@@ -170,20 +171,20 @@ ENGINE_STALL = Rule(
     signal=ValueSignal(
         value=Arithmetic(
             "+",
-            grown("generation_tokens_total", 120.0, by=ENGINE),
-            grown("prompt_tokens_total", 120.0, by=ENGINE),
+            grown("generation_tokens_total", 180.0, by=ENGINE),
+            grown("prompt_tokens_total", 180.0, by=ENGINE),
         ),
         sentence="{value} tokens in {window} while requests are held{where}",
         when=Logical(
             "or",
-            Compare(">", over_time("min", "requests_running", 120.0), 0.0),
-            Compare(">", over_time("min", "requests_waiting", 120.0), 0.0),
+            Compare(">", over_time("min", "requests_running", 180.0), 0.0),
+            Compare(">", over_time("min", "requests_waiting", 180.0), 0.0),
         ),
         per=ENGINE,
     ),
     comparison="==",
     threshold=0.0,
-    window_s=120.0,
+    window_s=180.0,
     hold_s=60.0,
     inhibited_by=("oom", "target-missing"),
 )

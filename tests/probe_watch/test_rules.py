@@ -174,11 +174,11 @@ CASES = [
     ),
     Case("not exposed", THRASH, engine(**STUCK), "no_data"),
     Case(
-        "stuck", STALL, engine(**STUCK, **BUSY), "breach", 0.0, "0 tokens in 2 min while requests are held on engine 0"
+        "stuck", STALL, engine(**STUCK, **BUSY), "breach", 0.0, "0 tokens in 3 min while requests are held on engine 0"
     ),
     Case("only waiting", STALL, engine(**STUCK, requests_running=0.0, requests_waiting=1.0), "breach", 0.0),
     Case("no work", STALL, engine(**STUCK, **IDLE), "ok", 0.0),
-    Case("works", STALL, engine(generation_tokens_total=rate(50), prompt_tokens_total=rate(9), **BUSY), "ok", 7080.0),
+    Case("works", STALL, engine(generation_tokens_total=rate(50), prompt_tokens_total=rate(9), **BUSY), "ok", 10620.0),
     Case("a long prompt", STALL, engine(generation_tokens_total=5.0, prompt_tokens_total=rate(200), **BUSY), "ok"),
     Case(
         "one of two stuck",
