@@ -33,7 +33,10 @@ def test_a_scenario_fits_its_engine(name: str) -> None:
     config = EngineConfig.from_args(scenario.flags())
     plan = scenario.load(ENDPOINT)
     assert plan.longest_request_tokens <= 2048
-    assert all(len(r.prompt) == r.prompt_tokens and max(r.prompt) < 1046 for r in plan.requests)
+    for request in plan.requests:
+        assert isinstance(request.prompt, tuple)
+        assert len(request.prompt) == request.prompt_tokens
+        assert max(request.prompt) < 1046
     assert len({r.request_id for r in plan.requests}) == len(plan.requests)
     if config.num_gpu_blocks_override:
         assert plan.longest_request_tokens <= (config.num_gpu_blocks_override - 1) * config.block_size

@@ -20,6 +20,7 @@ KEYS = {
     "scenario", "target", "reproduced", "alerts", "runbook", "changes", "verified", "before", "after", "article_case",
     "engine_exit", "replay_id", "time_scale", "windows",
 }  # fmt: skip
+BURNS = {"ttft-slo-burn", "itl-slo-burn"}  # their bounds are seconds: a slow machine is seen too
 STEPS = ["hypothesis", "inject", "observe", "recommend", "apply", "verify", "done"]
 
 
@@ -69,7 +70,7 @@ def test_oom(store: Store, tmp_path: Path) -> None:
     assert result["article_case"]["true_gib_per_request"] == 40
     exits = store.events.recent(target=result["target"], kinds=["engine_exit"])
     assert [e.data["reason"] for e in reversed(exits)] == ["oom", "stopped"]
-    assert {a["rule"] for a in result["alerts"]} == {"oom"}
+    assert {a["rule"] for a in result["alerts"]} - BURNS == {"oom"}
 
 
 def test_eviction_storm(store: Store, tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_int4_degradation(store: Store, tmp_path: Path) -> None:
     assert result["changes"][0]["flag"] == "--kv-cache-dtype"
     assert len(result["refused"]) == len(by_name) - 1
     assert {run.target for run in store.quality.list(100)} == {"lab", result["target"]}
-    assert {a["rule"] for a in result["alerts"]} == {"kv-quality-drop"}
+    assert {a["rule"] for a in result["alerts"]} - BURNS == {"kv-quality-drop"}
 
 
 def test_metrics_unknown(store: Store, tmp_path: Path) -> None:
