@@ -217,9 +217,9 @@ HEAD_OF_LINE_BLOCK = Rule(
 
 
 def hit_rate(window_s: float, offset_s: float = 0.0) -> Expr:
-    """Prefix-cache hits per queried token."""
+    """Prefix-cache hits per prompt token: queried tokens stand still where the cache was switched off."""
     hits = grown("prefix_hits_total", window_s, offset_s=offset_s)
-    return Arithmetic("/", hits, grown("prefix_queries_total", window_s, offset_s=offset_s))
+    return Arithmetic("/", hits, grown("prompt_tokens_total", window_s, offset_s=offset_s))
 
 
 _HITS_NOW, _HITS_BEFORE = hit_rate(600.0), hit_rate(DAY_S, 600.0)
@@ -234,10 +234,10 @@ PREFIX_HIT_COLLAPSE = Rule(
         when=Compare(">=", _HITS_BEFORE, PREFIX_BASELINE_LEAST),
         floor=Logical(
             "and",
-            Compare(">=", grown("prefix_queries_total", 600.0), 10_000.0),
-            Compare(">=", grown("prefix_queries_total", DAY_S, offset_s=600.0), 10_000.0),
+            Compare(">=", grown("prompt_tokens_total", 600.0), 10_000.0),
+            Compare(">=", grown("prompt_tokens_total", DAY_S, offset_s=600.0), 10_000.0),
         ),
-        floor_unit="10,000 queried tokens, now or before",
+        floor_unit="10,000 prompt tokens, now or before",
         numerator=_HITS_NOW,
         denominator=_HITS_BEFORE,
     ),

@@ -19,13 +19,14 @@ from probe.alerts.evaluate import View, evaluate
 from probe.alerts.evaluator import TargetEvaluator
 from probe.alerts.rules import DEFAULT_RULES
 from probe.bench import Report
+from probe.dialects import load_dialect
 from probe.store import Sample, Target
 
 START = 1_790_000_000.0
 INTERVAL_S = 5.0
 SPARE_S = 600.0  # filled beyond what is looked back at, so that something is dropped too
 LEVELS = {"kv_usage_ratio": 0.6, "requests_running": 8.0, "requests_waiting": 1.0}
-BOUNDS = {"ttft_seconds": "2.5", "itl_seconds": "0.1"}
+BOUNDS = {metric: f"{bound:g}" for metric, bound in load_dialect("kvoncall").slo.items()}
 COUNTERS = {
     "generation_tokens_total": 2000,
     "isolation_breaches_total": 1,
@@ -33,7 +34,6 @@ COUNTERS = {
     "kv_evicted_before_reuse_total": 2,
     "preemptions_total": 2,
     "prefix_hits_total": 5000,
-    "prefix_queries_total": 8000,
     "prompt_tokens_total": 8000,
     "requests_finished_total": 12,
 }

@@ -106,7 +106,7 @@ def _slow(scene: Scene, metric: str, share: float) -> Traces:
 
 
 def _hitting(scene: Scene, hits: list[float]) -> Traces:
-    return {("prefix_queries_total", "0"): scene.ramp(30_000), ("prefix_hits_total", "0"): hits}
+    return {("prompt_tokens_total", "0"): scene.ramp(30_000), ("prefix_hits_total", "0"): hits}
 
 
 def _evicting(scene: Scene, missed_soon: float) -> Traces:

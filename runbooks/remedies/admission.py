@@ -93,12 +93,19 @@ def more_sequences(draft: Draft) -> bool:
     if held <= now:
         draft.refuse(flag, held, f"will not help: the pool of {pool} tokens holds {held} requests of {need} tokens")
         return False
+    to, why = held, ""
+    budget = facts.max_num_batched_tokens
+    if budget is not None and budget < held:  # each running request needs a token of every step
+        to, why = budget, f" A step takes {budget} tokens (--max-num-batched-tokens), one of each request at least."
+        if to <= now:
+            draft.refuse(flag, held, f"will not help: a step takes {budget} tokens, one of each running request")
+            return False
     return draft.propose(
         flag,
-        held,
+        to,
         why=f"{running} requests ran at once, which is all that {now} allows, and the pool of {pool} tokens holds "
-        f"{held} of {need} tokens ({source}).",
-        expected=f"{held - now} more requests run in place of waiting",
+        f"{held} of {need} tokens ({source}).{why}",
+        expected=f"{to - now} more requests run in place of waiting",
         cost="larger steps: the time between tokens grows for everybody",
         verify="vllm:num_requests_waiting == 0",
     )

@@ -13,7 +13,7 @@ def test_windows_are_full_and_every_rule_but_the_canarys_has_data() -> None:
     assert (found["rules"], found["rules_with_data"]) == (len(DEFAULT_RULES), len(DEFAULT_RULES) - 1)
     assert found["ms_by_rule"].keys() == {rule.id for rule in DEFAULT_RULES}
     day, six_hours, hour = (seconds / rules.INTERVAL_S for seconds in (86_400, 21_600, 3_600))
-    least = 2 * day + 4 * six_hours + hour  # hits and queries; buckets and counts of two latencies; a GPU
+    least = 2 * day + 4 * six_hours + hour  # hits and prompts; buckets and counts of two latencies; a GPU
     assert least < found["points_per_target"] < 1.4 * least
     assert found["kib_per_target"] == round(found["points_per_target"] * 16 / 1024)
     low, high = found["evaluation_ms_min_max"]

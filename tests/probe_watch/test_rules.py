@@ -104,7 +104,7 @@ def latency(served: float, good: float, **more: Course) -> dict[tuple[str, tuple
 def prefix(
     hits: Course, queries: Course = lambda at: 1e6 + 100 * at
 ) -> dict[tuple[str, tuple[tuple[str, str], ...]], Course]:
-    return engine(prefix_hits_total=hits, prefix_queries_total=queries)
+    return engine(prefix_hits_total=hits, prompt_tokens_total=queries)
 
 
 def dip(at: float) -> float:
