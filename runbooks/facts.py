@@ -23,7 +23,8 @@ from runbooks.quality_candidates import QualityCandidate, read_candidates
 class TrafficFacts:
     """What the target was asked for, measured over the incident. Peaks are maxima, means are per request.
 
-    `queue_s_mean` and `prefill_s_mean`: seconds a request waited, and seconds its prompt then took.
+    `queue_s_mean` and `prefill_s_mean`: seconds a request waited, and seconds its prompt then took. `itl_s_p99`: the
+    99th percentile of gaps between tokens; `itl_bound_s`: the objective for them. `prompt_tokens_per_s`: computed.
     """
 
     peak_running: int | None = None
@@ -33,6 +34,17 @@ class TrafficFacts:
     tokens_per_request_peak: int | None = None
     queue_s_mean: float | None = None
     prefill_s_mean: float | None = None
+    itl_s_p99: float | None = None
+    itl_bound_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast prompts are computed, at least: several share a step, and the engine may have waited for some."""
+        known = [self.prompt_tokens_per_s] if self.prompt_tokens_per_s else []
+        if self.prompt_tokens_mean and self.prefill_s_mean:
+            known.append(self.prompt_tokens_mean / self.prefill_s_mean)
+        return max(known, default=None)
 
     @property
     def peak_demand(self) -> int | None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from probe.alerts.arithmetic import growth
+from probe.alerts.arithmetic import growth, quantile
 from probe.alerts.window import Series
+from probe.dialects import load_dialect
 from probe.load.report import LoadReport, RequestRecord
 from probe.store import Store
 
@@ -112,8 +113,29 @@ def observed_traffic(store: Store, target: str, since: float, until: float | Non
         "output_tokens_mean": mean("request_generation_tokens"),
         "queue_s_mean": mean("queue_seconds"),
         "prefill_s_mean": mean("prefill_seconds"),
+        **token_pace(store, target, since, until),
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def token_pace(store: Store, target: str, since: float, until: float | None = None) -> dict[str, Any]:
+    """Gaps between tokens in the window (99th percentile), the objective for them, and prompt tokens a second.
+
+    What is not known is left out.
+    """
+    found = store.targets.get(target)
+    frame = store.samples.range(target, "itl_seconds_bucket", since, until)
+    bound = load_dialect(found.engine).slo.get("itl_seconds") if found is not None else None
+    if bound is None or not len(frame):
+        return {}
+    grown = [(float(str(le)), increase(part.drop(columns="le")) or 0.0) for le, part in frame.groupby("le")]
+    reading = quantile(0.99, sorted(grown))
+    if reading is None:
+        return {}
+    prompts = store.samples.range(target, "prompt_tokens_total", since, until)
+    span_s = float(prompts["ts"].max() - prompts["ts"].min()) if len(prompts) else 0.0
+    rate = {"prompt_tokens_per_s": (increase(prompts) or 0.0) / span_s} if span_s else {}
+    return {"itl_s_p99": reading.value, "itl_bound_s": bound, **rate}
 
 
 def traffic(metrics: dict[str, float | None], load: LoadReport, longest_request_tokens: int) -> dict[str, Any]:

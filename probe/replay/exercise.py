@@ -18,7 +18,7 @@ from probe.load.report import LoadReport
 from probe.load.traces import LoadRequest
 from probe.replay import report
 from probe.replay.drill import DrillEngine
-from probe.replay.evidence import traffic, window_metrics
+from probe.replay.evidence import token_pace, traffic, window_metrics
 from probe.replay.observation import LoadPlan, Observation
 from probe.store import Store
 
@@ -122,7 +122,10 @@ class LoadExercise(Exercise):
             return {}
         return {
             "oom_allocation_bytes": (seen.engine_exit or {}).get("allocation_bytes"),
-            "traffic": traffic(dict(seen.metrics), seen.load, self._plan.longest_request_tokens),
+            "traffic": {
+                **traffic(dict(seen.metrics), seen.load, self._plan.longest_request_tokens),
+                **token_pace(self._bench.store, self._bench.drill.name, seen.started_at, seen.ended_at),
+            },
         }
 
     def result(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from probe.replay.scenarios.engine_faults import EngineStall, GPUMemoryCreep, KV
 from probe.replay.scenarios.eviction_storm import EvictionStorm
 from probe.replay.scenarios.head_of_line_block import HeadOfLineBlock
 from probe.replay.scenarios.int4_degradation import MODELS, Int4Degradation
+from probe.replay.scenarios.itl_slo_burn import ITLBurn
 from probe.replay.scenarios.kv_saturated import KVSaturated
 from probe.replay.scenarios.metrics_unknown import MetricsUnknown
 from probe.replay.scenarios.oom import OutOfMemory
@@ -88,6 +89,7 @@ SCENARIOS: dict[str, Scenario] = {
         PrefixHitCollapse(),
         TargetMissing(),
         TTFTBurn(),
+        ITLBurn(),
     )
 }
 # Forms of one incident; the scenario itself is the first.

@@ -52,7 +52,14 @@ def _smaller_step(draft: Draft) -> None:
         draft.lacks(f"{STEP} in force")
         return
     least = max(SMALLEST_STEP, facts.max_num_seqs or 0)
-    to = max(least, now // 2)
+    to, seen = max(least, now // 2), ""
+    gap, bound, speed = facts.traffic.itl_s_p99, facts.traffic.itl_bound_s, facts.traffic.prefill_tokens_per_s
+    if gap is not None and bound is not None and gap > bound and speed is not None:
+        to = max(least, min(to, int(bound * speed / 2) // SMALLEST_STEP * SMALLEST_STEP))
+        seen = (
+            f" 99% of the gaps are within {gap:.2g} s and {bound:g} s are wanted; prompts are computed at {speed:,.0f} "
+            "tokens/s or more, and half of what that makes of the bound leaves room for decoding."
+        )
     if to >= now:
         draft.refuse(
             STEP,
@@ -67,7 +74,7 @@ def _smaller_step(draft: Draft) -> None:
         STEP,
         to,
         why=f"a running answer gets one token a step, and a step may carry {now} tokens of prompts; with {to} at most "
-        f"{to / now:.0%} of that comes in between.",
+        f"{to / now:.0%} of that comes in between.{seen}",
         expected="the longest gaps between tokens shrink about as much, where prompts cause them",
         cost="prompts take more steps: time to first token grows",
         verify=FAST,

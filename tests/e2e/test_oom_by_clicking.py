@@ -61,7 +61,7 @@ def test_app_killed_in_a_replay_keeps_the_journal(start_app: StartApp, new_page:
     expect(page.get_by_text("This replay was interrupted at step")).to_be_visible()
     expect(page.get_by_text("drill engine runs and is scraped").first).to_be_visible()
     run_oom(page, second.url)
-    expect(page.get_by_text("drill engine runs and is scraped").first).to_be_visible(timeout=REPLAY_MS)
+    expect(page.get_by_text("starting a drill engine").first).to_be_visible(timeout=REPLAY_MS)
     expect(page.get_by_text("This replay was interrupted at step")).to_have_count(0)
     with closing(sqlite3.connect(tmp_path / "kvoncall.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)

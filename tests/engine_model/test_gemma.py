@@ -30,7 +30,7 @@ PROMPTS = ["The capital of France is", "1, 2, 3, 4,", "def add(a, b):\n    retur
 TEXT = "The ship left the harbour at dawn, and nobody on the quay knew where it was bound. "
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -41,14 +41,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return first
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def engine(file: Path, lab: Any) -> LLMEngine:
     flags = {"max_model_len": 640, "max_num_batched_tokens": 128, "max_num_seqs": 2, "block_size": 16}
     made: LLMEngine = lab.make_engine(file, **flags, num_gpu_blocks_override=100)
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reference(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Gemma3ForCausalLM:
     """`transformers` with the same tensors, from a copy without the vocabulary, which takes it a minute to read."""
     header = read_gguf_header(file)

@@ -8,7 +8,7 @@ import pytest
 
 from probe.load.report import LoadReport, RequestRecord
 from probe.replay.drill import allocation_bytes
-from probe.replay.evidence import observed_traffic, peak_in_flight, traffic, window_metrics
+from probe.replay.evidence import observed_traffic, peak_in_flight, token_pace, traffic, window_metrics
 from probe.store import Sample, Store
 
 T0 = 1_700_000_000.0
@@ -74,6 +74,21 @@ def test_observed_traffic_of_any_target(store: Store, target: str) -> None:
     write(store, "request_prompt_tokens_sum", [1000, 1600, 2200], engine="0")
     write(store, "request_prompt_tokens_count", [10, 12, 14], engine="0")
     assert observed_traffic(store, "t", T0) == {"peak_running": 8, "prompt_tokens_mean": 300.0}
+
+
+def test_gaps_between_tokens_are_a_quantile_of_all_engines_beside_their_objective(store: Store, target: str) -> None:
+    """Of 200 gaps, 196 within 0.1 s and 4 within 1 s: the 198th is half-way through the last bucket."""
+    assert token_pace(store, "t", T0) == {}
+    for engine in ("0", "1"):
+        for le, count in (("0.1", 98.0), ("1.0", 100.0), ("+Inf", 100.0)):
+            write(store, "itl_seconds_bucket", [7.0, 7.0 + count], engine=engine, le=le)
+    write(store, "prompt_tokens_total", [0.0, 900.0, 1800.0], engine="0")
+    write(store, "prompt_tokens_total", [50.0, 150.0, 250.0], engine="1")
+    store.samples.flush()
+    found = token_pace(store, "t", T0, T0 + 3)
+    assert found["prompt_tokens_per_s"] == 1_000.0
+    assert found["itl_bound_s"] == 0.1
+    assert found["itl_s_p99"] == pytest.approx(0.55)
 
 
 @pytest.mark.parametrize(

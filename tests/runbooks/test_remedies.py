@@ -279,6 +279,29 @@ def test_a_step_is_halved_but_holds_every_running_request(now: int, seqs: int, t
     assert [c.to for c in advice.changes] == ([] if to is None else [to])
 
 
+@pytest.mark.parametrize(
+    ("gap", "speed", "prefill_s", "to"),
+    [
+        (2.0, 20_000.0, None, 4_608),  # 0.5 s x 20,000 / 2 = 5,000
+        (2.0, 1_000.0, None, 512),
+        (2.0, 1_000.0, 0.1, 4_608),  # a prompt of 2,000 tokens took 0.1 s: 20,000 a second, too
+        (2.0, 900_000.0, None, 16_384),
+        (0.4, 20_000.0, None, 16_384),
+        (2.0, None, None, 16_384),
+        (None, 20_000.0, None, 16_384),
+    ],
+)
+def test_a_step_is_as_small_as_the_objective_asks_for(
+    gap: float | None, speed: float | None, prefill_s: float | None, to: int
+) -> None:
+    """32,768 tokens, 0.5 s wanted: what half of that computes, a half of the step at most."""
+    pace = TrafficFacts(
+        prompt_tokens_mean=2_000.0, prefill_s_mean=prefill_s, itl_s_p99=gap, itl_bound_s=0.5, prompt_tokens_per_s=speed
+    )
+    facts = replace(target(max_num_batched_tokens=32_768, max_num_seqs=16), traffic=pace)
+    assert change(recommend("itl-slo-burn", facts), "--max-num-batched-tokens").to == to
+
+
 def test_a_step_is_not_made_smaller_than_a_prompt_where_prompts_are_not_cut() -> None:
     uncut = {"--enable-chunked-prefill": False, "--enforce-eager": True}
     advice = recommend("itl-slo-burn", target(max_num_batched_tokens=8_192, flags=uncut))
