@@ -263,6 +263,9 @@ def _slope(series: Series, i: int, j: int) -> float:
 
 def _aggregate(expr: Aggregate, at: Moment) -> Vector:
     vector = at.value(expr.of)
+    if len(vector) == 1:  # most targets have one engine
+        ((labels, value),) = vector.items()
+        return {tuple([lb for lb in labels if lb[0] in expr.by and lb[1]]) if expr.by else (): value}
     if expr.by:
         groups: dict[Labels, list[float]] = {}
         for labels, value in vector.items():

@@ -143,8 +143,10 @@ def _value(rule: Rule, signal: ValueSignal, view: View) -> Outcome:
     coverage = words.coverage(rule, signal, at)
     if floored:
         coverage += f", fewer than {signal.floor_unit}: shown, not alerted"
-    said = words.sentence(rule, signal, value, numerator, denominator, key)
-    return Outcome(verdict, value, numerator, denominator, coverage, f"{rule.title}: {said}")
+    summary = ""  # of an alert; none is told of what is well
+    if verdict != "ok":
+        summary = f"{rule.title}: {words.sentence(rule, signal, value, numerator, denominator, key)}"
+    return Outcome(verdict, value, numerator, denominator, coverage, summary)
 
 
 def _worst(rule: Rule, values: Vector) -> tuple[Labels, float | None]:
