@@ -17,7 +17,7 @@ from app.ui.ranges import choose_target
 from app.ui.tables import show_table
 from probe.fleet import access_options, attach_found, look_around
 from probe.store import Target
-from probe.targets import attach_target
+from probe.targets import attach_target, look_at
 
 MISSING = ("missing", "hidden", "renamed", "not exposed by this engine", "present")
 MARKS = {
@@ -77,14 +77,27 @@ def show_target(target: Target) -> None:
     report = target.facts.get("coverage")
     if isinstance(report, Mapping):
         show_coverage(report)
+    elif target.source == "prometheus":
+        st.caption("Read from Prometheus: which metrics it has of this target is not reported.")
     else:
-        st.caption("No report yet: it is made when a server is attached, and renewed when it starts again.")
+        st.caption("No report yet.")
+    if target.source == "metrics" and st.button("Look at its metrics now", icon=":material/refresh:", key="look"):
+        look_again(target)
     config = target.facts.get("cache_config_info")
     if isinstance(config, Mapping):
         with st.expander("Configuration that the engine exposes"):
             show_table([{"name": name, "value": value} for name, value in sorted(config.items())])
     if target.kind == "external" and st.button("Stop watching", icon=":material/link_off:", key="detach"):
         detach(target.name)
+
+
+def look_again(target: Target) -> None:
+    """Makes the report anew from what the server shows now."""
+    with guarded():
+        with st.spinner("Looking…"):
+            found = look_at(target.url, target.options)
+        get_runtime().store.targets.set_facts(target.name, found.facts)
+        st.rerun()
 
 
 def show_coverage(report: Mapping[str, Any]) -> None:

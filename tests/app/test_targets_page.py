@@ -73,6 +73,14 @@ def test_attached_with_its_coverage_and_stopped(seeded: Store, use: Use, open_pa
     assert any("kv_usage_ratio" in error for error in page.errors)
     assert "vllm:num_requests_running" in page.text
 
+    seeded.targets.set_facts("gpu-7", {"coverage": None, "version": "0.1.0"})
+    page.at.run()
+    assert "No report yet." in page.text
+    page.button("Look at its metrics now").click().run()
+    page.assert_calm()
+    assert "vllm:num_requests_running" in page.text
+    assert seeded.targets.get("gpu-7").facts["version"] == "0.33.0"  # type: ignore[union-attr]
+
     dialog = open_dialog("detach('gpu-7')")
     dialog.text_input(key="detach-reason").input("gone")
     dialog.button(key="detach-confirm").click().run()
