@@ -40,6 +40,21 @@ class FaultScenario(LoadScenario):
         return LoadExercise(bench, self.load, repair=Repair(sentence, {FAULT: None, "--allow-unsafe-replay": None}))
 
 
+class ServingFault(FaultScenario):
+    """A fault that nobody notices at first: everybody is answered."""
+
+    requests: int
+
+    def shown(self, before: Observation) -> list[Check]:
+        """Everybody was answered."""
+        done = before.load.completed if before.load else 0
+        return [Check("requests are answered", done == self.requests, done, str(self.requests))]
+
+    def mended(self, after: Observation) -> list[Check]:
+        """They still are."""
+        return self.shown(after)
+
+
 @dataclass(frozen=True)
 class EngineStall(FaultScenario):
     """A step hangs while requests run; /metrics goes on answering."""
@@ -86,7 +101,7 @@ class EngineStall(FaultScenario):
 
 
 @dataclass(frozen=True)
-class KVBlockLeak(FaultScenario):
+class KVBlockLeak(ServingFault):
     """Each ended request keeps a block."""
 
     requests: int = 40
@@ -116,18 +131,9 @@ class KVBlockLeak(FaultScenario):
         options = LoadOptions(concurrency=8, model=endpoint.model, request_timeout_s=60, max_duration_s=60)
         return LoadPlan(tuple(plan), options, f"{self.requests} short questions, then nothing", quiet_s=10.0)
 
-    def shown(self, before: Observation) -> list[Check]:
-        """Everybody was answered."""
-        done = before.load.completed if before.load else 0
-        return [Check("requests are answered", done == self.requests, done, str(self.requests))]
-
-    def mended(self, after: Observation) -> list[Check]:
-        """They still are."""
-        return self.shown(after)
-
 
 @dataclass(frozen=True)
-class GPUMemoryCreep(FaultScenario):
+class GPUMemoryCreep(ServingFault):
     """Each step keeps 16 KiB. On a CPU the device's memory is the process's own, under its limit."""
 
     requests: int = 120
@@ -159,12 +165,3 @@ class GPUMemoryCreep(FaultScenario):
         plan = [replace(request, arrival_s=n / self.rate) for n, request in enumerate(plan)]
         options = LoadOptions(timed=True, model=endpoint.model, request_timeout_s=60, max_duration_s=90)
         return LoadPlan(tuple(plan), options, f"{self.requests} short questions, {self.rate:g} a second")
-
-    def shown(self, before: Observation) -> list[Check]:
-        """Everybody was answered."""
-        done = before.load.completed if before.load else 0
-        return [Check("requests are answered", done == self.requests, done, str(self.requests))]
-
-    def mended(self, after: Observation) -> list[Check]:
-        """They still are."""
-        return self.shown(after)

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from probe.dialects import load_dialect
 from probe.load.endpoint import Endpoint
 from probe.load.generator import LoadOptions
 from probe.load.traces import synthetic
 from probe.replay.observation import Check, LoadPlan, Observation
 from probe.replay.scenarios.load_scenario import LoadScenario
 
-BOUND_S = 0.5  # of the embedded engine
+BOUND_S = load_dialect("kvoncall").slo["itl_seconds"]
 
 
 @dataclass(frozen=True)

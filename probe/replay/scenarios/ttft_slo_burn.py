@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from probe.dialects import load_dialect
 from probe.load.endpoint import Endpoint
 from probe.load.generator import LoadOptions
 from probe.load.traces import synthetic
 from probe.replay.observation import Check, LoadPlan, Observation
 from probe.replay.scenarios.load_scenario import LoadScenario
 
-BOUND_S = 2.5
+BOUND_S = load_dialect("kvoncall").slo["ttft_seconds"]
 
 
 @dataclass(frozen=True)
