@@ -29,6 +29,9 @@ class Deployment:
     `cuda_graph_bytes`, and `kv_cache_bytes`, which skips the division of memory altogether (a log that states the
     KV memory; also `--kv-cache-memory-bytes`). stage_layers: layers of each pipeline stage, None for an even split.
     tokens_per_request: what a typical request holds at its end, for concurrency beside that at max_model_len.
+    stage_kv_cache_bytes: stated KV memory of each pipeline stage. max_kv_tokens: SGLang's --max-total-tokens,
+    TensorRT-LLM's max_tokens. max_num_batched_tokens is SGLang's --chunked-prefill-size, TensorRT-LLM's
+    max_num_tokens. dcp: decode context parallel size. kv_offloading_per_rank: `kv_offloading_bytes` is of each rank.
     """
 
     shape: ModelShape
@@ -62,3 +65,9 @@ class Deployment:
     max_lora_rank: int = 0
     max_loras: int = 0
     tokens_per_request: int | None = None
+    stage_kv_cache_bytes: tuple[int, ...] | None = None
+    max_kv_tokens: int | None = None
+    enable_dp_attention: bool = False
+    dcp: int = 1
+    num_speculative_tokens: int = 0
+    kv_offloading_per_rank: bool = False
