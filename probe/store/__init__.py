@@ -1,10 +1,11 @@
-"""Targets, samples, events, alerts, replays and quality runs, in SQLite by default or PostgreSQL by URL.
+"""Targets, samples, events, alerts, replays, quality runs and team notes, in SQLite by default or PostgreSQL by URL.
 
 `Store.open(data_dir)` migrates the schema and starts the one writer thread of this process.
 """
 
 from probe.store.database import default_data_dir
 from probe.store.records import (
+    ABOUT,
     ACK_KINDS,
     Acknowledgement,
     Alert,
@@ -14,6 +15,8 @@ from probe.store.records import (
     JournalEntry,
     Lease,
     LeaseLostError,
+    Note,
+    NoteVersion,
     Notification,
     QualityItem,
     QualityRun,
@@ -23,11 +26,13 @@ from probe.store.records import (
     Silence,
     StoreError,
     Target,
+    Tick,
 )
 from probe.store.retention import apply_retention
 from probe.store.store import Store
 
 __all__ = [
+    "ABOUT",
     "ACK_KINDS",
     "Acknowledgement",
     "Alert",
@@ -37,6 +42,8 @@ __all__ = [
     "JournalEntry",
     "Lease",
     "LeaseLostError",
+    "Note",
+    "NoteVersion",
     "Notification",
     "QualityItem",
     "QualityRun",
@@ -47,6 +54,7 @@ __all__ = [
     "Store",
     "StoreError",
     "Target",
+    "Tick",
     "apply_retention",
     "default_data_dir",
 ]

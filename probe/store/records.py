@@ -12,6 +12,7 @@ from typing import Any, Literal
 from probe.notify.matchers import Matcher
 
 ACK_KINDS = ("investigating", "known", "planned", "accepted", "false-alarm")
+ABOUT = ("runbook", "alert", "replay")
 
 
 class StoreError(Exception):
@@ -176,6 +177,56 @@ class Notification:
     def delivered(self) -> bool:
         """Whether the receiver knows of it, or may."""
         return self.state == "sent" or self.unconfirmed
+
+
+@dataclass(frozen=True)
+class NoteVersion:
+    """One wording of a note."""
+
+    author: str
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """What somebody wrote about a runbook, an alert or a replay: `about` is one of `ABOUT`, `key` its id.
+
+    `versions` has every wording, oldest first.
+    """
+
+    id: int
+    about: str
+    key: str
+    versions: tuple[NoteVersion, ...]
+    removed_at: float | None = None
+    removed_by: str | None = None
+
+    @property
+    def version(self) -> int:
+        """The number of the newest wording; the first is 1."""
+        return len(self.versions)
+
+    @property
+    def first(self) -> NoteVersion:
+        """Who wrote it, and when."""
+        return self.versions[0]
+
+    @property
+    def current(self) -> NoteVersion:
+        """What it says."""
+        return self.versions[-1]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Somebody said of a step of a checklist that it is done, or that it is not. `text`: the step as it read then."""
+
+    step: str
+    text: str
+    done: bool
+    author: str
+    at: float
 
 
 @dataclass(frozen=True)

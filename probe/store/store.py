@@ -10,6 +10,7 @@ from probe.store.database import BUSY_TIMEOUT_MS, Database, give_pages_back
 from probe.store.events import Events
 from probe.store.imported import Imported
 from probe.store.leases import Leases
+from probe.store.notes import Notes
 from probe.store.notifications import Notifications
 from probe.store.quality import Quality
 from probe.store.receivers import Receivers
@@ -38,6 +39,7 @@ class Store:
         self.receivers = Receivers(database, self._writer)
         self.notifications = Notifications(database, self._writer)
         self.imported = Imported(database, self._writer)
+        self.notes = Notes(database, self._writer)
         self.replays = Replays(database, self._writer)
         self.quality = Quality(database, self._writer)
         self.leases = Leases(database, self._writer)
