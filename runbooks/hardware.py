@@ -169,7 +169,9 @@ def why_not_block_size(
         return None
     multiple, largest = _BLOCKS[key]
     if size % multiple or (largest is not None and size > largest):
-        takes = f"{largest}" if multiple == largest else f"multiples of {multiple}" + (f" to {largest}" if largest else "")
+        takes = (
+            f"{largest}" if multiple == largest else f"multiples of {multiple}" + (f" to {largest}" if largest else "")
+        )
         return f"blocks of {size} tokens do not go with the {attention_backend} backend, which takes {takes}"
     return None
 
