@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from engine.config import apply_changes
 from engine.supervisor import EngineExit, EngineSupervisor
 from probe.load.endpoint import Endpoint, describe
 from probe.store import Store
@@ -22,6 +24,9 @@ START_TIMEOUT_S = 60.0
 
 class DrillEngine:
     """One supervised engine process and its target row."""
+
+    what = "drill engine"
+    api_key: str | None = None
 
     def __init__(
         self,
@@ -56,6 +61,13 @@ class DrillEngine:
         endpoint = self._register()
         self._store.events.add(self.name, "engine_start", "drill engine started", data={"flags": self.flags})
         return endpoint
+
+    def changed(self, changes: Mapping[str, Any]) -> list[str]:
+        """Its command line with these flags changed; raises `ConfigError`."""
+        return apply_changes(self.flags, changes)
+
+    def why_not_restarted(self, flags: list[str]) -> None:
+        """Nothing speaks against it: the engine is the replay's own."""
 
     def restart(self, flags: list[str]) -> Endpoint:
         """Stops the process if it still runs and starts it with `flags`; raises `EngineStartError`."""

@@ -1,4 +1,4 @@
-"""What a replay does to its drill engine: bring the incident about, and the same again once the remedy is in.
+"""What a replay does to its subject: bring the incident about, and the same again once the remedy is in.
 
 `LoadExercise` sends a load. Others measure something else under the same two calls; the runner does not care.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,9 +17,9 @@ from probe.load.generator import LoadOptions, run_load
 from probe.load.report import LoadReport
 from probe.load.traces import LoadRequest
 from probe.replay import report
-from probe.replay.drill import DrillEngine
 from probe.replay.evidence import token_pace, traffic, window_metrics
 from probe.replay.observation import LoadPlan, Observation
+from probe.replay.subject import Subject
 from probe.store import Store
 
 EXIT_SETTLES_S = 3.0  # from the load's first lost connection to the supervisor's verdict
@@ -34,13 +34,13 @@ class Note(Protocol):
 
 @dataclass
 class Bench:
-    """What an exercise works with: a running, watched drill engine and the replay's journal.
+    """What an exercise works with: a running, watched server and the replay's journal.
 
     facts: the engine's own account of itself, as it last started.
     """
 
     store: Store
-    drill: DrillEngine
+    drill: Subject
     endpoint: Endpoint
     scrape_interval_s: float
     log_dir: Path
@@ -157,7 +157,8 @@ class LoadExercise(Exercise):
         return observation
 
     def _send(self, requests: Sequence[LoadRequest], options: LoadOptions) -> LoadReport:
-        return asyncio.run(run_load(self._bench.drill.base_url, requests, options))
+        drill = self._bench.drill
+        return asyncio.run(run_load(drill.base_url, requests, replace(options, api_key=drill.api_key)))
 
     def _engine_exit(self, since: float, *, wait: bool) -> Mapping[str, Any] | None:
         deadline = time.monotonic() + (EXIT_SETTLES_S if wait else 0.0)

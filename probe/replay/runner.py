@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.config import ConfigError, apply_changes
+from engine.config import ConfigError
 from engine.supervisor import EngineStartError
 from probe.load.endpoint import EndpointError
 from probe.monitor import Monitor
@@ -23,6 +23,7 @@ from probe.replay.drill import DrillEngine
 from probe.replay.exercise import Bench, Exercise
 from probe.replay.observation import Check, Observation
 from probe.replay.scenario import ReplayError, Scenario
+from probe.replay.subject import Subject
 from probe.store import Alert, Replay, Store, default_data_dir
 from runbooks.changes import Recommendation
 from runbooks.load import get_runbook
@@ -57,7 +58,7 @@ class ReplayRunner:
         log_dir: Path | None = None,
         apply_timeout_s: float = 1800.0,
         alert_timeout_s: float = 15.0,
-        drill: Callable[..., DrillEngine] = DrillEngine,
+        drill: Callable[..., Subject] = DrillEngine,
         monitor: Callable[[Store], Monitor] = Monitor,
     ) -> None:
         """`interactive` waits for `store.replays.request_apply` before the change, at most `apply_timeout_s`.
@@ -144,14 +145,14 @@ class ReplayRunner:
     # Steps
 
     def _inject(self) -> tuple[Bench, Exercise, Observation]:
-        self._enter("inject", "starting a drill engine", {"flags": self._drill.flags})
+        self._enter("inject", f"starting: {self._drill.what}", {"flags": self._drill.flags})
         endpoint = self._drill.start()
         bench = Bench(
             self._store, self._drill, endpoint, self._scenario.scrape_interval_s, self._log_dir, self._note,
             self._drill.facts(),
         )  # fmt: skip
         self._await_first_scrape()
-        self._note("drill engine runs and is scraped", {"memory_plan": bench.facts.get("memory_plan")})
+        self._note(f"{self._drill.what} runs and is scraped", {"memory_plan": bench.facts.get("memory_plan")})
         exercise = self._scenario.exercise(bench)
         self._result["load"] = exercise.description
         try:
@@ -192,19 +193,22 @@ class ReplayRunner:
         if self._interactive and self._remedy and advice.changes and not self._await_apply():
             self._result["applied"] = False
             return flags
-        self._enter(
-            "apply", "restarting the drill engine" if self._remedy else "the remedy is left out: same flags again"
-        )
+        how = f"restarting the {self._drill.what}" if self._remedy else "the remedy is left out: same flags again"
+        self._enter("apply", how)
         repair = exercise.repair() if self._remedy else None
         if repair is not None:
             self._result["repair"] = repair.sentence
             self._note(repair.sentence)
         if self._remedy:
-            flags = apply_changes(flags, {**(repair.flags if repair else {}), **advice.flag_values()})
+            flags = self._drill.changed({**(repair.flags if repair else {}), **advice.flag_values()})
+        if (reason := self._drill.why_not_restarted(flags)) is not None:
+            self._result["applied"] = False
+            self._note(f"not restarted: {reason}")
+            return flags
         self._note("restart", {"flags": flags})
         bench.restart(flags)
         self._result["applied"] = self._remedy and bool(advice.changes or repair)
-        self._note("drill engine runs", {"memory_plan": bench.facts.get("memory_plan"), "flags": flags})
+        self._note(f"{self._drill.what} runs", {"memory_plan": bench.facts.get("memory_plan"), "flags": flags})
         return flags
 
     def _await_apply(self) -> bool:
@@ -222,7 +226,7 @@ class ReplayRunner:
 
     def _verify(self, bench: Bench, exercise: Exercise, flags: list[str]) -> None:
         self._enter("verify", "the same again", {"flags": flags})
-        if self._interactive and self._remedy and self._result.get("applied") is False and self._result["changes"]:
+        if self._remedy and self._result["applied"] is False and self._result["changes"]:
             self._note("not verified: the change was never applied")
             return
         after = exercise.again()

@@ -23,6 +23,7 @@ from probe.replay.scenarios.oom import OutOfMemory
 from probe.replay.scenarios.preemption_livelock import PreemptionLivelock
 from probe.replay.scenarios.prefix_collision import ATTACKS, PrefixCollision
 from probe.replay.scenarios.prefix_hit_collapse import PrefixHitCollapse
+from probe.replay.scenarios.storm_on_server import StormOnServer
 from probe.replay.scenarios.target_missing import TargetMissing
 from probe.replay.scenarios.ttft_slo_burn import TTFTBurn
 
@@ -97,6 +98,8 @@ VARIANTS: dict[str, dict[str, Scenario]] = {
     Int4Degradation.id: {variant: Int4Degradation(variant) for variant in MODELS},
     PrefixCollision.id: {variant: PrefixCollision(variant) for variant in ATTACKS},
 }
+# Incidents that a load alone brings about, on a server that is not ours.
+ON_SERVER: dict[str, Scenario] = {StormOnServer.id: StormOnServer()}
 
 
 def list_scenarios() -> list[Scenario]:
@@ -115,3 +118,13 @@ def get_scenario(scenario_id: str, variant: str | None = None) -> Scenario:
         known = f"there are: {', '.join(variants)}" if variants else "it has none"
         raise ReplayError(f"replay {scenario_id} has no variant {variant!r}; {known}")
     return variants[variant]
+
+
+def get_server_scenario(scenario_id: str) -> Scenario:
+    """A scenario for a server that is not ours; raises `ReplayError` naming those there are."""
+    if scenario_id not in ON_SERVER:
+        get_scenario(scenario_id)
+        raise ReplayError(
+            f"replay {scenario_id} needs a drill engine of its own; against a server there are: {', '.join(ON_SERVER)}"
+        )
+    return ON_SERVER[scenario_id]

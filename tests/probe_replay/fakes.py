@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from engine.config import MIB, EngineConfig, ModelDims
+from engine.config import MIB, EngineConfig, ModelDims, apply_changes
 from engine.memory import plan_kv_cache
 from probe.load.endpoint import Endpoint, describe
 from probe.load.generator import LoadOptions
@@ -218,6 +218,8 @@ class FakeDrill:
     """
 
     script: ClassVar[dict[str, Callable[[], None]]] = {}
+    what = "drill engine"
+    api_key: str | None = None
     url = ""
     exits: ClassVar[list[dict[str, Any]]] = []
     last: FakeDrill | None = None
@@ -237,6 +239,12 @@ class FakeDrill:
         self.store.samples.write([Sample(self.name, "up", {}, time.time(), 1.0)])
         self.store.flush()
         return describe(self.base_url)
+
+    def changed(self, changes: Mapping[str, Any]) -> list[str]:
+        return apply_changes(self.flags, changes)
+
+    def why_not_restarted(self, flags: list[str]) -> None:
+        pass
 
     def restart(self, flags: list[str]) -> Endpoint:
         self._act("restart")

@@ -17,6 +17,7 @@ from probe.load.traces import synthetic
 from probe.replay.exercise import Bench, LoadExercise, Repair
 from probe.replay.observation import Check, LoadPlan, Observation
 from probe.replay.scenarios.load_scenario import LoadScenario
+from probe.replay.subject import Stoppable
 
 SCRAPE_POLLS, POLL_S = 75, 0.2
 
@@ -89,6 +90,7 @@ class FrozenProcess(LoadExercise):
         if self._stops:
             self._await_scrape()  # an engine that never answered since its start is still excused
             self._bench.note("the process is stopped where it stands")
+            assert isinstance(self._bench.drill, Stoppable)  # this scenario is not among those for servers
             self._bench.drill.freeze()
             quiet_s = self._silence_s
         return super()._run(what, quiet_s=quiet_s)
