@@ -13,14 +13,19 @@ from app.runtime import Runtime, get_runtime
 from app.ui import changes as change_view
 from app.ui import replay_view, words
 from app.ui.apply import Proposal, confirm_embedded, show_summary_of
-from app.ui.forms import given
+from app.ui.forms import author_field, given
 from app.ui.guard import guarded, live, page
+from app.ui.language import choose_language
 from app.ui.links import link, param
 from app.ui.quality_apply import RULE as QUALITY
 from app.ui.quality_data import candidates_for
+from app.ui.runbook_checklist import show_checklist
+from app.ui.runbook_list import head_of, show_list
+from app.ui.runbook_notes import show_notes
+from app.ui.runbook_subject import of_incident, of_runbook
 from probe.store import Alert, Replay, Store, Target
 from probe.targets import measured_facts
-from runbooks.load import Runbook, get_runbook, list_runbooks
+from runbooks.load import Runbook, get_runbook
 from runbooks.recommend import from_facts, recommend
 
 
@@ -37,45 +42,46 @@ class Context:
 def render() -> None:
     """The page."""
     chosen = param("runbook")
-    if chosen is None:
-        show_list()
-        return
-    runbook = get_runbook(chosen)
     runtime = get_runtime()
-    st.title(runbook.title)
-    engines = engine_ranges(runbook)
-    st.caption(f"Runbook {runbook.id}, severity {runbook.severity}, for alert {runbook.alert}; engines: {engines}")
+    if chosen is None:
+        st.title("Runbooks")
+        show_list(runtime.store, choose_language())
+        return
+    page_title = st.empty()
+    language = choose_language()
+    runbook = get_runbook(chosen, language)
+    page_title.title(words.plain(runbook.title))
+    st.caption(words.plain(f"Runbook {runbook.id}, {head_of(runbook)}"))
+    if runbook.note:
+        st.caption(f"▲ {words.plain(runbook.note)}")
     link("runbooks", "All runbooks", ":material/arrow_back:")
     context = find_context(runtime.store)
     if context.target is not None:
         show_advice(runtime, runbook, context)
     else:
         st.info("Open this runbook from an alert or a replay to see the change computed for its target.")
+    show_team(runbook, context)
     st.markdown(without_title(runbook.markdown))
+
+
+def show_team(runbook: Runbook, context: Context) -> None:
+    """What the team did and wrote down: the checklist of the incident at hand, and notes."""
+    incident = of_incident(context.alert, context.replay)
+    subjects = [of_runbook(runbook)] if incident is None else [incident, of_runbook(runbook)]
+    with (
+        st.expander("Checklist and team notes" if incident else "Team notes", key="team", on_change="rerun"),
+        guarded(),
+    ):
+        author = author_field()
+        if incident is not None:
+            show_checklist(runbook, incident, author)
+        show_notes(subjects, author)
 
 
 def without_title(markdown: str) -> str:
     """The page below its first heading, which the page's title already says."""
     first, _, rest = markdown.strip().partition("\n")
     return rest if first.startswith("# ") else markdown
-
-
-def show_list() -> None:
-    """Every runbook with its meaning in a sentence."""
-    st.title("Runbooks")
-    for runbook in list_runbooks():
-        with st.container(border=True):
-            st.markdown(f"#### {runbook.title}")
-            st.caption(f"severity {runbook.severity}, alert {runbook.alert}, engines: {engine_ranges(runbook)}")
-            meaning = next((text for name, text in runbook.sections.items() if name.lower() == "meaning"), "")
-            if meaning:
-                st.markdown(meaning.strip().split("\n\n")[0])
-            link("runbooks", "Open", ":material/menu_book:", runbook=runbook.id)
-
-
-def engine_ranges(runbook: Runbook) -> str:
-    """`vllm >=0.30,<0.34, kvoncall *`."""
-    return ", ".join(f"{engine} {versions}" for engine, versions in runbook.engines.items())
 
 
 def find_context(store: Store) -> Context:

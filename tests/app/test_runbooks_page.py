@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from app.runtime import Runtime
 from probe.store import Sample, Store
+from runbooks.load import get_runbook, list_runbooks
 
 Open = Callable[..., Any]
 Use = Callable[..., Runtime]
@@ -46,7 +47,7 @@ def test_page_without_context_is_the_text_alone(store: Store, use: Use, open_pag
     page.assert_calm()
     assert "## Diagnosis" in page.text
     assert "Open this runbook from an alert" in page.at.info[0].value
-    assert not page.at.button
+    assert [b.label for b in page.at.button] == ["Add note"]
 
 
 def test_unknown_runbook_is_one_sentence(store: Store, use: Use, open_page: Open) -> None:
@@ -161,3 +162,98 @@ def test_what_no_flag_does_is_told_as_steps(store: Store, use: Use, open_page: O
     page.assert_calm()
     steps = next(m.value for m in page.at.markdown if m.value.startswith("1. "))
     assert "cache_salt" in steps.replace("\\", "")
+
+
+def test_search_finds_flags_incidents_and_words_of_the_text(store: Store, use: Use, open_page: Open) -> None:
+    use(store)
+    page = open_page("runbooks", search="--kv-cache-dtype-skip-layers")
+    page.assert_calm()
+    opened = [line for line in page.text.splitlines() if line.startswith("Open -> runbooks?runbook=")]
+    assert "Open -> runbooks?runbook=kv-quality-drop" in opened
+    assert len(opened) < len(list_runbooks())
+    page.at.text_input(key="search").set_value("xyzzy").run()
+    assert "0 of" in page.text
+
+
+def test_list_starts_with_the_alerts_in_force(seeded: Store, use: Use, open_page: Open) -> None:
+    use(seeded)
+    alert = seeded.alerts.active()[0]
+    page = open_page("runbooks")
+    assert f"computed for embedded -> runbooks?runbook=eviction-storm&alert={alert.id}" in page.text
+
+
+def test_language_is_kept_in_the_url(store: Store, use: Use, open_page: Open) -> None:
+    use(store)
+    page = open_page("runbooks", runbook="oom", lang="zh")
+    page.assert_calm()
+    assert page.at.query_params["lang"] == "zh"
+    shown = get_runbook("oom", "zh")
+    assert shown.title in page.text
+    page.at.segmented_control(key="language-choice").set_value("en").run()
+    assert "## Diagnosis" in page.text
+    assert "lang" not in page.at.query_params
+
+
+def test_checklist_of_an_alert_says_who_did_what(seeded: Store, use: Use, open_page: Open) -> None:
+    use(seeded)
+    alert = str(seeded.alerts.active()[0].id)
+    page = open_page("runbooks", runbook="eviction-storm", alert=alert)
+    first = page.at.checkbox[0]
+    assert "normal 0" in first.label
+    first.check().run()
+    assert "needs an author" in page.errors[0]
+    assert not page.at.checkbox[0].value
+    page.at.text_input(key="author").set_value("kim").run()
+    page.at.checkbox[0].check().run()
+    page.assert_calm()
+    assert page.at.checkbox[0].value
+    assert "done by kim" in page.text
+    assert seeded.notes.checklist("alert", alert)["diagnosis-1"].done
+    # Somebody else takes it back elsewhere; the next look shows it.
+    seeded.notes.tick("alert", alert, "diagnosis-1", text="as it read before", author="lee <b>", done=False)
+    page.at.run()
+    assert not page.at.checkbox[0].value
+    assert "taken back by lee <b>" in page.text
+    assert "The step read otherwise then: as it read before" in page.text
+
+
+def test_notes_keep_what_was_written_as_it_was_written(seeded: Store, use: Use, open_page: Open) -> None:
+    use(seeded)
+    alert = str(seeded.alerts.active()[0].id)
+    page = open_page("runbooks", runbook="eviction-storm", alert=alert)
+    page.at.text_input(key="author").set_value("kim").run()
+    page.at.text_area(key="note-text").set_value("<script>x</script> **drain** :red[first]").run()
+    page.button("Add note").click().run()
+    page.assert_calm()
+    assert [t.value for t in page.at.text] == ["<script>x</script> **drain** :red[first]"]
+    assert page.at.text_area(key="note-text").value == ""
+    (note,) = seeded.notes.list("alert", alert)
+    seeded.notes.edit(note.id, author="lee", text="drain first", seen=1)
+    page.at.segmented_control(key="note-about").set_value("this runbook").run()
+    page.at.text_area(key="note-text").set_value("read the fleet page").run()
+    page.button("Add note").click().run()
+    assert [t.value for t in page.at.text] == [
+        "drain first", "<script>x</script> **drain** :red[first]", "read the fleet page",
+    ]  # fmt: skip
+    assert "edited by lee" in page.text
+    assert "Earlier wordings (1)" in page.text
+    assert seeded.notes.list("runbook", "eviction-storm")[0].first.author == "kim"
+
+
+def test_a_note_edited_by_two_is_not_overwritten(seeded: Store, use: Use) -> None:
+    use(seeded)
+    note = seeded.notes.add("runbook", "oom", author="kim", text="one")
+    script = "\n".join((
+        "from app.runtime import get_runtime",
+        "from app.ui.runbook_notes import edit",
+        "import streamlit as st",
+        "st.session_state.setdefault('seen', get_runtime().store.notes.list('runbook', 'oom')[0])",
+        "edit(st.session_state['seen'])",
+    ))  # fmt: skip
+    shown = AppTest.from_string(script, default_timeout=60).run()
+    seeded.notes.edit(note.id, author="lee", text="two", seen=1)
+    shown.text_input(key="note-edit-author").input("kim")
+    shown.text_area(key="note-edit-text").input("three")
+    shown.button(key="note-edit-confirm").click().run()
+    assert "lee edited note" in shown.error[0].value
+    assert seeded.notes.list("runbook", "oom")[0].current.text == "two"
