@@ -1,19 +1,50 @@
 """Which flags exist for which engine and version, and what their defaults are.
 
-The embedded engine's flags are those of its parser; those of vLLM and SGLang come from `catalog/`, read from their
-releases.
+The embedded engine's flags are those of its parser; those of the others come from `catalog/`, read from their
+releases, and from what the user added to it. Everything here answers for the version it is asked about: a flag that
+only one of two neighbouring versions has counts as absent between them.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import re
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig, build_parser, flag_of
+from runbooks.catalog_data import CatalogData, CatalogError, load, notes
+from runbooks.flag_facts import (
+    FlagFacts,
+    all_flags,
+    effective_default,
+    flag_facts,
+    known_versions,
+    names_of,
+    nearest_version,
+    never_existed,
+    presence,
+    resolve,
+    values,
+)
+from runbooks.versions import order_key, version_key
+
+__all__ = [
+    "EMBEDDED",
+    "CatalogError",
+    "FlagFacts",
+    "all_flags",
+    "catalog",
+    "default_of",
+    "embedded_flags",
+    "flag_facts",
+    "known_versions",
+    "nearest_version",
+    "needs_version_check",
+    "never_existed",
+    "version_key",
+    "why_absent",
+    "why_value_absent",
+]
 
 EMBEDDED = "kvoncall"
 
@@ -23,20 +54,26 @@ def embedded_flags() -> frozenset[str]:
     return frozenset(s for action in build_parser()._actions for s in action.option_strings if s.startswith("--"))
 
 
-@functools.cache
 def catalog(engine: str) -> dict[str, Any]:
-    """The flag catalog of an engine; empty when there is none."""
-    file = Path(__file__).parent / "catalog" / f"{engine}.json"
-    if not file.is_file():
-        return {"flags": {}}
-    data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return data
+    """All flags an engine ever had, with `since` and `until` (None: the newest read has it); none if unknown."""
+    data = load(engine)
+    return {"flags": {}} if data is None else _catalog(data)
 
 
-def version_key(version: str) -> tuple[int, ...]:
-    """`0.10.1.1` -> (0, 10, 1, 1); suffixes such as `rc1` or `+cpu` are dropped."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
+@functools.lru_cache(maxsize=16)
+def _catalog(data: CatalogData) -> dict[str, Any]:
+    flags = {}
+    for name in data.flags:
+        since, until = presence(data, name)
+        flags[name] = {"since": since, "until": until, **notes(data.engine)["flags"].get(name, {})}
+    return {
+        "engine": data.engine,
+        "read": data.read,
+        "oldest": data.versions[0],
+        "newest": data.versions[-1],
+        "versions": data.versions,
+        "flags": flags,
+    }
 
 
 def why_absent(engine: str, version: str | None, flag: str) -> str | None:
@@ -46,69 +83,120 @@ def why_absent(engine: str, version: str | None, flag: str) -> str | None:
     """
     if engine == EMBEDDED:
         return None if flag in embedded_flags() else f"{flag} is not a flag of the embedded engine"
-    data = catalog(engine)
-    entry = data["flags"].get(flag)
-    if entry is None:
-        return f"{flag} is not in the flag catalog of {engine}; check `--help` of your build"
+    data = load(engine)
+    if data is None:
+        return f"{flag} is not in the flag catalog: there is none of {engine}; check `--help` of your build"
+    if flag in notes(engine).get("env", {}):
+        return _why_env_absent(engine, version, flag)
+    if resolve(data, version, flag) is not None:
+        return None
+    names = names_of(data, flag)
+    if not names:
+        return _unknown(data, flag)
+    return _why_not_then(data, version, flag, names[0])
+
+
+def _unknown(data: CatalogData, flag: str) -> str:
+    read = f"{data.versions[0]} to {data.versions[-1]}" if len(data.versions) > 1 else data.versions[0]
+    instead = never_existed(data.engine).get(flag)
+    hint = f"instead: {instead}" if instead else "check `--help` of your build"
+    return f"{flag} is not in the flag catalog of {data.engine} (releases read: {read}); {hint}"
+
+
+def _why_not_then(data: CatalogData, version: str | None, flag: str, name: str) -> str:
+    engine = data.engine
+    since, until = presence(data, name)
+    replaced = notes(engine)["flags"].get(name, {}).get("replaced_by")
+    instead = f"; use {replaced}" if replaced else ""
     if version is None:
-        return None if entry["until"] is None else f"{flag} is gone since {engine} {entry['until']}"
-    here = version_key(version)
-    if here < version_key(entry["since"]):
-        return f"{flag} exists since {engine} {entry['since']}; this target runs {version}"
-    if entry["until"] is not None and here > version_key(entry["until"]):
-        return f"{flag} was last seen in {engine} {entry['until']}; this target runs {version}"
+        gone = f"{flag} is gone since {engine} {until}" if until else f"{engine} has {name}, not the spelling {flag}"
+        return gone + instead
+    here = order_key(version)
+    if here < order_key(since):
+        first = "was not read before" if since == data.versions[0] else "exists since"
+        return f"{flag} {first} {engine} {since}; this target runs {version}"
+    if until is not None and here > order_key(until):
+        return f"{flag} was last seen in {engine} {until}; this target runs {version}{instead}"
+    if resolve(data, version, name) is not None:
+        return f"{engine} {version} has {name}, not the spelling {flag}"
+    return f"{flag} is not known to be in {engine} {version}: of the releases read before and after, one lacks it"
+
+
+def _why_env_absent(engine: str, version: str | None, name: str) -> str | None:
+    note = notes(engine)["env"][name]
+    since, until = note.get("since"), note.get("until")
+    if until is not None and (version is None or order_key(version) > order_key(until)):
+        return f"{name} was last read by {engine} {until}" + (f"; this target runs {version}" if version else "")
+    if since is not None and version is not None and order_key(version) < order_key(since):
+        return f"{name} is read since {engine} {since}; this target runs {version}"
     return None
 
 
 def why_value_absent(engine: str, version: str | None, flag: str, value: Any) -> str | None:
     """None when the flag takes this value in this engine and version, or takes any; else the reason why not.
 
-    With an unknown version a value counts as existing if any release read has it. In the catalog a value that is gone
-    has the first and the last version that took it.
+    With an unknown version a value counts as existing if any release read has it.
     """
     if engine == EMBEDDED:
         choices = next((a.choices for a in build_parser()._actions if flag in a.option_strings), None)
         if choices is None or value in choices:
             return None
         return f"{flag} of the embedded engine takes no {value}; it takes {', '.join(map(str, choices))}"
-    since = catalog(engine)["flags"].get(flag, {}).get("values")
-    if since is None:
+    data = load(engine)
+    if data is None:
         return None
-    if value not in since:
-        return f"{flag} {value} is in no release of {engine} up to {catalog(engine)['newest']}"
-    first, last = _span(since[value])
-    if version is not None and version_key(version) < version_key(first):
-        return f"{flag} {value} exists since {engine} {first}; this target runs {version}"
-    if version is not None and last is not None and version_key(version) > version_key(last):
-        return f"{flag} {value} was last taken by {engine} {last}; this target runs {version}"
-    return None
+    found = resolve(data, version, flag)
+    names = [found[0]] if found else names_of(data, flag)
+    if not names:
+        return None
+    forms = [s.form for s in data.flags[names[0]]] if found is None or version is None else [found[1]]
+    if any(form.choices is None or _among(value, form.choices) for form in forms):
+        return None
+    return _why_not_among(data, version, flag, names[0], value)
 
 
-def _span(value: str | list[str]) -> tuple[str, str | None]:
-    """The first version that takes a value, and the last one where it is gone."""
-    return (value, None) if isinstance(value, str) else (value[0], value[1])
+def _among(value: Any, choices: tuple[Any, ...]) -> bool:
+    return value in choices or str(value) in {str(choice) for choice in choices}
+
+
+def _why_not_among(data: CatalogData, version: str | None, flag: str, name: str, value: Any) -> str | None:
+    """Why a version that restricts the flag's values does not take this one."""
+    span = next((s for known, s in values(data, name).items() if str(known) == str(value)), None)
+    if span is None or version is None:
+        return f"{flag} {value} is in no release of {data.engine} up to {data.versions[-1]}"
+    first, last = span
+    if order_key(version) < order_key(first):
+        return f"{flag} {value} exists since {data.engine} {first}; this target runs {version}"
+    if last is not None and order_key(version) > order_key(last):
+        return f"{flag} {value} was last taken by {data.engine} {last}; this target runs {version}"
+    return f"{flag} {value} is not known to be taken by {data.engine} {version}"
 
 
 def needs_version_check(engine: str, version: str | None, flag: str, value: Any = None) -> str | None:
     """A caution when existence could not be checked: since which version the flag, or its value, exists."""
     if engine == EMBEDDED or version is not None:
         return None
-    data = catalog(engine)
-    entry = data["flags"].get(flag, {})
-    since, what = entry.get("since"), "the flag"
-    if value in entry.get("values", {}):
-        since, what = _span(entry["values"][value])[0], f"the value {value}"
-    return f"version unknown: {what} exists since {engine} {since}" if since and since != data["oldest"] else None
+    data = load(engine)
+    names = [] if data is None else names_of(data, flag)
+    if data is None or not names:
+        return None
+    since, what = presence(data, names[0])[0], "the flag"
+    taken = {str(known): span[0] for known, span in values(data, names[0]).items()}
+    if value is not None and str(value) in taken:
+        since, what = taken[str(value)], f"the value {value}"
+    return f"version unknown: {what} exists since {engine} {since}" if since != data.versions[0] else None
 
 
 def default_of(engine: str, version: str | None, flag: str) -> Any:
-    """The default of a flag (None: unset, or not known); an unknown version reads the newest release."""
+    """The effective default (None: unset, not known, or decided by hardware or model: see `flag_facts`).
+
+    An unknown version reads the newest release; one that was not read, the nearest before it.
+    """
     if engine == EMBEDDED:
         return {flag_of(f.name): f.default for f in fields(EngineConfig)}.get(flag)
-    defaults = catalog(engine)["flags"].get(flag, {}).get("defaults", [])
-    here = version_key(version) if version else None
-    value = None
-    for since, default in defaults:
-        if here is None or here >= version_key(since):
-            value = default
-    return value
+    data = load(engine)
+    if data is None:
+        return None
+    at = nearest_version(engine, version)[0]
+    found = resolve(data, at, flag)
+    return None if found is None else effective_default(engine, at, *found)[0]
