@@ -36,6 +36,8 @@ class ModelShape:
 
     parameters: all weights counted once. weights_bytes: what they take in memory over all ranks, by dtype and
     quantization; `weights_how` is the arithmetic. quantization: "fp8", "awq", "gptq", "mxfp4", ... or None.
+    embedding_bytes, head_bytes (0 when tied), replicated_bytes (every tensor-parallel rank holds them whole) and
+    kv_projection_bytes are parts of weights_bytes, 0 where only the total is known.
     assumptions: what was filled in, in sentences a reader can check.
     """
 
@@ -54,6 +56,10 @@ class ModelShape:
     weights_bytes: int | None = None
     weights_how: str = ""
     quantization: str | None = None
+    embedding_bytes: int = 0
+    head_bytes: int = 0
+    replicated_bytes: int = 0
+    kv_projection_bytes: int = 0
     assumptions: tuple[str, ...] = ()
 
     @property
