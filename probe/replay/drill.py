@@ -26,6 +26,7 @@ class DrillEngine:
     """One supervised engine process and its target row."""
 
     what = "drill engine"
+    opening = "starting a drill engine"
     api_key: str | None = None
 
     def __init__(

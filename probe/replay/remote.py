@@ -25,6 +25,7 @@ class RemoteServer:
     """One server that answers at `url`. `options`: how its metrics are reached (`probe.collect.access`)."""
 
     what = "server"
+    opening = "looking at the server"
 
     def __init__(
         self,

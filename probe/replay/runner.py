@@ -145,7 +145,7 @@ class ReplayRunner:
     # Steps
 
     def _inject(self) -> tuple[Bench, Exercise, Observation]:
-        self._enter("inject", f"starting: {self._drill.what}", {"flags": self._drill.flags})
+        self._enter("inject", self._drill.opening, {"flags": self._drill.flags})
         endpoint = self._drill.start()
         bench = Bench(
             self._store, self._drill, endpoint, self._scenario.scrape_interval_s, self._log_dir, self._note,

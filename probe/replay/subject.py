@@ -9,13 +9,14 @@ from probe.load.endpoint import Endpoint
 
 
 class Subject(Protocol):
-    """A server that is watched under `name` while the replay runs. `what`: how the journal calls it.
+    """A server that is watched under `name` while the replay runs. `what`: how the journal calls it, `opening`: what `start` does to it.
 
     flags: its command line as far as the replay knows it.
     """
 
     name: str
     what: str
+    opening: str
     flags: list[str]
     api_key: str | None
 

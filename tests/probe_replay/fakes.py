@@ -219,6 +219,7 @@ class FakeDrill:
 
     script: ClassVar[dict[str, Callable[[], None]]] = {}
     what = "drill engine"
+    opening = "starting a drill engine"
     api_key: str | None = None
     url = ""
     exits: ClassVar[list[dict[str, Any]]] = []
