@@ -38,6 +38,7 @@ class ModelShape:
     quantization; `weights_how` is the arithmetic. quantization: "fp8", "awq", "gptq", "mxfp4", ... or None.
     embedding_bytes, head_bytes (0 when tied), replicated_bytes (every tensor-parallel rank holds them whole) and
     kv_projection_bytes are parts of weights_bytes, 0 where only the total is known.
+    num_experts, experts_per_token, moe_intermediate_size: of layers with experts, all experts' ranks together.
     assumptions: what was filled in, in sentences a reader can check.
     """
 
