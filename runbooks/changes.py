@@ -1,19 +1,21 @@
-"""A recommended flag change, a refused one, and the gate every change must pass.
+"""A recommended flag change, a refused one, and the draft that collects both while a runbook's arithmetic runs.
 
-The gate refuses what does not exist for the target, what changes nothing, and what points the wrong way for the
-runbook at hand; each refusal says why.
+Every change passes `gate.refusal_reason`; what it refuses is kept with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runbooks.engine_names import query_for, vllm_flag
 from runbooks.facts import TargetFacts
-from runbooks.flags import needs_version_check, why_absent, why_value_absent
-from runbooks.isolation_flags import why_weaker
-from runbooks.kv_dtypes import why_worse
-from runbooks.wrong_way import WRONG_WAY
+from runbooks.flags import needs_version_check
+from runbooks.gate import needs_restart, refusal_reason, spelled
+from runbooks.risks import risk_of
+
+__all__ = ["Draft", "FlagChange", "Recommendation", "Refusal", "refusal_reason"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class FlagChange:
     """One flag, from its value in force to a computed one. `to` None means: remove the flag (back to its default).
 
     `why` holds the arithmetic; `verify` is a query in PromQL over the engine's own metric names, or a command where no
-    metric of an engine can tell.
+    metric of an engine can tell. `expected` is the effect with its size, `risk` what may go wrong and how it shows.
     """
 
     flag: str
@@ -32,10 +34,13 @@ class FlagChange:
     cost: str
     verify: str
     restart: bool = True
+    risk: str = ""
 
     @property
     def rollback(self) -> str:
         """How to undo it."""
+        if not self.flag.startswith("--"):
+            return f"restart with {self.flag}: {self.from_} in the YAML, or without it where it was not there"
         if self.from_ is None:
             return f"restart without {self.flag}"
         if isinstance(self.from_, bool):
@@ -52,6 +57,7 @@ class FlagChange:
             "expected": self.expected,
             "cost": self.cost,
             "restart": self.restart,
+            "risk": self.risk,
             "verify": self.verify,
             "rollback": self.rollback,
         }
@@ -74,6 +80,7 @@ class Refusal:
 class Recommendation:
     """What to change, what not and why, and which facts were missing to say more.
 
+    `changes` belong together, in this order. `alternatives` are single changes in their place, each valid alone.
     `steps`: what has to be done besides, that is no flag of the engine.
     """
 
@@ -83,6 +90,7 @@ class Recommendation:
     missing: tuple[str, ...]
     summary: str
     steps: tuple[str, ...] = ()
+    alternatives: tuple[FlagChange, ...] = ()
 
     def flag_values(self) -> dict[str, Any]:
         """`{"--flag": new value or None}`, as `engine.config.apply_changes` takes it."""
@@ -97,35 +105,8 @@ class Recommendation:
             "refused": [r.to_dict() for r in self.refused],
             "missing": list(self.missing),
             "steps": list(self.steps),
+            "alternatives": [c.to_dict() for c in self.alternatives],
         }
-
-
-def refusal_reason(runbook: str, facts: TargetFacts, flag: str, to: Any) -> str | None:
-    """Why this change must not be recommended for this target (None: it may).
-
-    Also the check of an operator's own idea: "would lowering --gpu-memory-utilization help?".
-    """
-    absent = why_absent(facts.engine, facts.version, flag)
-    if absent is None and to is not None:
-        absent = why_value_absent(facts.engine, facts.version, flag, to)
-    if absent is not None:
-        return absent
-    now = facts.flags.get(flag)
-    if flag in facts.flags and now == to:
-        return f"no change: {flag} is {'unset' if now is None else now} already"
-    wrong = WRONG_WAY.get((runbook, flag))
-    if wrong is not None and isinstance(now, int | float) and isinstance(to, int | float):
-        direction, reason = wrong
-        if (to > now) == (direction > 0):
-            return reason
-    if (runbook, flag) == ("kv-quality-drop", "--kv-cache-dtype") and not _measured_to_hold(facts, flag, to):
-        return why_worse(now, to)
-    return why_weaker(flag, now, to) if runbook == "prefix-isolation-breach" else None
-
-
-def _measured_to_hold(facts: TargetFacts, flag: str, to: Any) -> bool:
-    """A measurement on the target's own model outweighs what is known of formats in general."""
-    return any(c.holds and c.flags.get(flag) == to for c in facts.quality_candidates)
 
 
 @dataclass
@@ -139,16 +120,53 @@ class Draft:
     missing: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
 
-    def propose(self, flag: str, to: Any, *, why: str, expected: str, cost: str, verify: str) -> bool:
+    alternatives: list[FlagChange] = field(default_factory=list)
+
+    @property
+    def planned(self) -> dict[str, Any]:
+        """Flags in force once the changes proposed so far are made."""
+        return {**self.facts.flags, **{change.flag: change.to for change in self.changes}}
+
+    def propose(
+        self, flag: str, to: Any, *, why: str, expected: str, cost: str, verify: str, risk: str | None = None
+    ) -> bool:
         """Adds the change unless the gate refuses it; tells whether it was added."""
-        reason = refusal_reason(self.runbook, self.facts, flag, to)
+        change = self._through_gate(flag, to, self.planned, why, expected, cost, verify, risk)
+        if change is not None:
+            self.changes.append(change)
+        return change is not None
+
+    def offer(
+        self, flag: str, to: Any, *, why: str, expected: str, cost: str, verify: str, risk: str | None = None
+    ) -> bool:
+        """Adds it as something to do in place of the changes, unless the gate refuses it."""
+        change = self._through_gate(flag, to, self.facts.flags, why, expected, cost, verify, risk)
+        if change is not None:
+            self.alternatives.append(change)
+        return change is not None
+
+    def _through_gate(
+        self, flag: str, to: Any, flags: Mapping[str, Any], why: str, expected: str, cost: str, verify: str,
+        risk: str | None,
+    ) -> FlagChange | None:  # fmt: skip
+        facts = self.facts
+        to = spelled(facts, flag, to)
+        reason = refusal_reason(self.runbook, facts, flag, to, planned=flags)
         if reason is not None:
             self.refuse(flag, to, reason)
-            return False
-        caution = needs_version_check(self.facts.engine, self.facts.version, flag, to)
-        cost = f"{cost}; {caution}" if caution else cost
-        self.changes.append(FlagChange(flag, self.facts.flags.get(flag), to, why, expected, cost, verify))
-        return True
+            return None
+        caution = needs_version_check(facts.engine, facts.version, flag, to)
+        return FlagChange(
+            flag=flag,
+            from_=facts.flags.get(flag),
+            to=to,
+            why=why,
+            expected=expected,
+            cost=f"{cost}; {caution}" if caution else cost,
+            verify=query_for(facts.engine, facts.version, verify),
+            restart=needs_restart(facts, flag),
+            risk=risk if risk is not None else risk_of(vllm_flag(facts.engine, flag), to),
+        )
 
     def refuse(self, flag: str, to: Any, reason: str) -> None:
         """Notes a change that is not recommended."""
@@ -168,5 +186,6 @@ class Draft:
         if not self.changes and self.missing:
             summary = f"{summary}. Missing: {'; '.join(self.missing)}"
         return Recommendation(
-            self.runbook, tuple(self.changes), tuple(self.refused), tuple(self.missing), summary, tuple(self.steps)
-        )
+            self.runbook, tuple(self.changes), tuple(self.refused), tuple(self.missing), summary, tuple(self.steps),
+            tuple(self.alternatives),
+        )  # fmt: skip

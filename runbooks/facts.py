@@ -1,22 +1,25 @@
 """What is known of a target when advice is computed. Anything may be unknown (None); advice then says what is missing.
 
-`from_facts` reads the embedded engine's `/debug/engine`, or the labels of vLLM's `vllm:cache_config_info`.
-Sizes in bytes, lengths in tokens.
+`from_facts` reads the embedded engine's `/debug/engine`, or the labels of vLLM's `vllm:cache_config_info`, and the
+hardware and the model where they are named. Sizes in bytes (per GPU), lengths in tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config import ConfigError, EngineConfig, ModelDims, flag_of, parse_bytes
-from engine.memory import NULL_BLOCKS, kv_bytes_per_block, kv_bytes_per_token
-from runbooks.engine_names import flag_for
+from engine.memory.deployment import Gpu
+from engine.memory.shape import ModelShape
+from runbooks.cache_config_info import read_labels
+from runbooks.hardware_facts import read_hardware
 from runbooks.isolation_facts import IsolationFacts, read_isolation
 from runbooks.quality_candidates import QualityCandidate, read_candidates
+
+COMPUTE_BOUND_USAGE = 0.7  # a pool filled less than that keeps nobody waiting
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class TrafficFacts:
 
     `queue_s_mean` and `prefill_s_mean`: seconds a request waited, and seconds its prompt then took. `itl_s_p99`: the
     99th percentile of gaps between tokens; `itl_bound_s`: the objective for them. `prompt_tokens_per_s`: computed.
+    `kv_usage_peak`: highest share of the pool in use; `preemptions`: requests that lost their blocks meanwhile.
     """
 
     peak_running: int | None = None
@@ -37,6 +41,8 @@ class TrafficFacts:
     itl_s_p99: float | None = None
     itl_bound_s: float | None = None
     prompt_tokens_per_s: float | None = None
+    kv_usage_peak: float | None = None
+    preemptions: int | None = None
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -52,6 +58,12 @@ class TrafficFacts:
         if self.peak_running is None:
             return None
         return self.peak_running + (self.peak_waiting or 0)
+
+    @property
+    def compute_bound(self) -> bool:
+        """Whether requests waited while much of the pool was free and none was preempted: not for want of memory."""
+        waited, usage = bool(self.peak_waiting), self.kv_usage_peak
+        return waited and usage is not None and usage < COMPUTE_BOUND_USAGE and not self.preemptions
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,9 @@ class TargetFacts:
     that failed, where an out-of-memory exit told it. `quality_candidates`: formats measured on this very model.
     `isolation`: what is known of a breach of the prefix cache's isolation. `other_processes_bytes`: device memory that
     processes other than the engine's hold. `unread`: what its page of metrics lacks; None where it was not looked at.
+    `kv_available_bytes`: what a refused start said it had for the pool. `previous_version` and `previous_kv_tokens`:
+    the engine before an upgrade, and its pool. `host_memory_bytes` and `host_other_bytes`: the host's memory, and what
+    else needs it.
     """
 
     engine: str
@@ -98,6 +113,32 @@ class TargetFacts:
     isolation: IsolationFacts | None = None
     other_processes_bytes: int | None = None
     unread: tuple[UnreadMetric, ...] | None = None
+    gpu: Gpu | None = None
+    num_gpus: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    shape: ModelShape | None = None
+    checkpoint_quantization: str | None = None
+    attention_backend: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    kv_available_bytes: int | None = None
+    previous_version: str | None = None
+    previous_kv_tokens: int | None = None
+    host_memory_bytes: int | None = None
+    host_other_bytes: int | None = None
+
+    @property
+    def mla(self) -> bool | None:
+        """Whether the model has multi-head latent attention; None where the model is not known."""
+        if self.shape is not None:
+            return any(group.attention == "latent" for group in self.shape.layers)
+        return None if self.dims is None else bool(self.dims.latent_width)
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether some layers keep less than all tokens: then the pool's tokens depend on --max-model-len."""
+        kinds = {group.attention for group in self.shape.layers} if self.shape is not None else set()
+        return bool(kinds & {"sliding", "chunked", "recurrent"})
 
     @property
     def utilization(self) -> float | None:
@@ -121,7 +162,10 @@ class TargetFacts:
 
 
 # These have a form of their own in a dict of facts.
-_READ_BELOW = ("dims", "traffic", "quality_candidates", "isolation", "unread")
+_READ_BELOW = (
+    "dims", "traffic", "quality_candidates", "isolation", "unread", "gpu", "num_gpus", "tp", "pp", "shape",
+    "checkpoint_quantization", "attention_backend", "compute_capability",
+)  # fmt: skip
 
 
 def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
@@ -129,12 +173,16 @@ def from_facts(facts: Mapping[str, Any]) -> TargetFacts:
 
     Field names of `TargetFacts` among the keys fill what those do not tell; "traffic" is a dict of `TrafficFacts`,
     "quality_candidates" a list of dicts of `QualityCandidate`, "isolation" a dict of `IsolationFacts`, "coverage" the
-    report on a target's page, whose "rows" have "canonical", "status", "todo" and "required".
+    report on a target's page, whose "rows" have "canonical", "status", "todo" and "required", "gpu" a `Gpu`, its fields
+    or a preset's name, "shape" a `ModelShape`, "model_config" a Hugging Face configuration.
     """
-    read = _from_debug_engine(facts) if _plan_of(facts) else _from_cache_config_info(facts)
+    read = _from_debug_engine(facts) if _plan_of(facts) else read_labels(facts, _flags_of(facts), _dims_of(facts))
     for name in (f.name for f in dataclasses.fields(TargetFacts)):
         if read.get(name) is None and facts.get(name) is not None and name not in _READ_BELOW:
             read[name] = facts[name]
+    read.update(read_hardware(facts, read["flags"]))
+    if read.get("device_memory_bytes") is None and read["gpu"] is not None:
+        read["device_memory_bytes"] = read["gpu"].memory_bytes
     if read.get("kv_bytes_per_block") is None and read.get("kv_bytes_per_token") and read.get("block_size"):
         read["kv_bytes_per_block"] = read["kv_bytes_per_token"] * read["block_size"]
     traffic = facts.get("traffic")
@@ -169,13 +217,11 @@ def _plan_of(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _from_debug_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
     plan = _plan_of(facts) or {}
     flags = _flags_of(facts)
-    dims_data = facts.get("dims")
-    dims = ModelDims(**dims_data) if isinstance(dims_data, Mapping) else None
     read: dict[str, Any] = {
         "engine": str(facts.get("engine", "kvoncall")),
         "version": facts.get("version"),
         "flags": flags,
-        "dims": dims,
+        "dims": _dims_of(facts),
         "max_num_seqs": flags.get("--max-num-seqs"),
         "max_num_batched_tokens": flags.get("--max-num-batched-tokens"),
     }
@@ -196,6 +242,13 @@ def _from_debug_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
+def _dims_of(facts: Mapping[str, Any]) -> ModelDims | None:
+    dims = facts.get("dims")
+    if isinstance(dims, ModelDims):
+        return dims
+    return ModelDims(**dims) if isinstance(dims, Mapping) else None
+
+
 def _flags_of(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Flag values as a dict, or parsed from a command line of the embedded engine."""
     for key in ("flags", "config"):
@@ -208,82 +261,6 @@ def _flags_of(facts: Mapping[str, Any]) -> dict[str, Any]:
             except ConfigError:
                 return {}
     return {}
-
-
-def _number(value: Any) -> float | None:
-    """vLLM writes label values as text, "None" for unset."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def _whole(value: Any) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
-
-
-def _words(value: Any) -> str | None:
-    """A list as vLLM's labels write it, `['0', '3']`, as the words of a flag; None when it is empty."""
-    return " ".join(re.findall(r"\w+", str(value))) or None if value not in (None, "None") else None
-
-
-def _from_cache_config_info(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The labels of `vllm:cache_config_info`, at top level or under "cache_config_info"."""
-    nested = facts.get("cache_config_info")
-    labels: Mapping[str, Any] = nested if isinstance(nested, Mapping) else facts
-    block_size, blocks = _whole(labels.get("block_size")), _whole(labels.get("num_gpu_blocks"))
-    tokens = _whole(labels.get("kv_cache_size_tokens"))
-    if tokens is None and block_size is not None and blocks is not None:
-        tokens = (blocks - NULL_BLOCKS) * block_size
-    flags: dict[str, Any] = {}
-    if (utilization := _number(labels.get("gpu_memory_utilization"))) is not None:
-        flags["--gpu-memory-utilization"] = utilization
-    override = _whole(labels.get("num_gpu_blocks_override"))
-    if "num_gpu_blocks_override" in labels:
-        flags["--num-gpu-blocks-override"] = override
-    # vLLM reports its default size in kv_cache_memory_bytes when blocks are overridden: only trust it otherwise.
-    if "kv_cache_memory_bytes" in labels and override is None:
-        flags["--kv-cache-memory-bytes"] = _whole(labels.get("kv_cache_memory_bytes"))
-    if labels.get("cache_dtype") is not None:
-        flags["--kv-cache-dtype"] = labels["cache_dtype"]
-    if "kv_cache_dtype_skip_layers" in labels:
-        flags["--kv-cache-dtype-skip-layers"] = _words(labels["kv_cache_dtype_skip_layers"])
-    for name in ("calculate_kv_scales", "enable_prefix_caching"):
-        if str(labels.get(name)) in ("True", "False"):
-            flags[flag_of(name)] = str(labels[name]) == "True"
-    if labels.get("prefix_caching_hash_algo") not in (None, "None"):
-        flags["--prefix-caching-hash-algo"] = labels["prefix_caching_hash_algo"]
-    flags.update(_flags_of({"flags": facts.get("flags")}))
-    dims_data = facts.get("dims")
-    dims = ModelDims(**dims_data) if isinstance(dims_data, Mapping) else None
-    engine = str(facts.get("engine", "vllm"))
-    return {
-        "engine": engine,
-        "version": facts.get("version"),
-        "flags": flags,
-        "dims": dims,
-        "block_size": block_size,
-        "num_gpu_blocks": blocks,
-        "kv_cache_size_tokens": tokens,
-        **_kv_bytes(dims, flags.get("--kv-cache-dtype"), block_size),
-        "max_num_seqs": _whole(flags.get(flag_for(engine, "--max-num-seqs"))),
-        "max_num_batched_tokens": _whole(flags.get("--max-num-batched-tokens")),
-        "max_model_len": _whole(flags.get("--max-model-len")),
-    }
-
-
-def _kv_bytes(dims: ModelDims | None, kv_dtype: Any, block_size: int | None) -> dict[str, int]:
-    """Bytes per block and token; nothing for a format this build does not know: unknown, not guessed."""
-    if dims is None or kv_dtype is None or block_size is None:
-        return {}
-    try:
-        return {
-            "kv_bytes_per_block": kv_bytes_per_block(dims, str(kv_dtype), block_size),
-            "kv_bytes_per_token": kv_bytes_per_token(dims, str(kv_dtype), block_size),
-        }
-    except ValueError:
-        return {}
 
 
 def bytes_of(value: Any) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runbooks.changes import Draft, Recommendation
-from runbooks.engine_names import SGLANG, TENSORRT_LLM, VLLM
+from runbooks.engine_names import SGLANG, TENSORRT_LLM, VLLM, has_vllm_flags
 from runbooks.facts import TargetFacts
 from runbooks.flags import catalog, version_key
 
@@ -21,7 +21,7 @@ def advise(facts: TargetFacts) -> Recommendation:
             "Set return_perf_metrics: true in the YAML, and enable_iter_perf_stats: true for those of iterations; "
             "scrape /prometheus/metrics, as /metrics is JSON"
         )
-    else:
+    elif has_vllm_flags(facts.engine):
         _stats_on(draft)
         if facts.engine == VLLM:
             _hidden_again(draft)

@@ -305,7 +305,8 @@ def test_every_change_carries_cost_verification_and_rollback() -> None:
         assert changes
         for item in changes:
             data = item.to_dict()
-            assert set(data) == {"flag", "from", "to", "why", "expected", "cost", "restart", "verify", "rollback"}
+            keys = {"flag", "from", "to", "why", "expected", "cost", "restart", "risk", "verify", "rollback"}
+            assert set(data) == keys
             assert any(c.isdigit() for c in data["why"])
             assert data["cost"]
             assert data["verify"]

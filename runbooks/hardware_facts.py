@@ -1,0 +1,65 @@
+"""Reads GPU, parallelism, model and checkpoint from a dict of facts and from the flags in force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.memory.deployment import Gpu
+from engine.memory.shape import ModelShape
+from runbooks.cache_config_info import whole
+from runbooks.hardware import capability_of
+
+_TP_FLAGS = ("--tensor-parallel-size", "--tp-size", "--num-shard")
+_PP_FLAGS = ("--pipeline-parallel-size", "--pp-size")
+
+
+def read_hardware(facts: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `TargetFacts` that say where the engine runs and what it serves; None where nothing says so."""
+    gpu, shape = _gpu(facts.get("gpu")), _shape(facts)
+    tp = _first(facts.get("tp"), *(flags.get(flag) for flag in _TP_FLAGS))
+    pp = _first(facts.get("pp"), *(flags.get(flag) for flag in _PP_FLAGS))
+    num_gpus = whole(facts.get("num_gpus"))
+    if num_gpus is None and tp is not None:
+        num_gpus = tp * (pp or 1)
+    quantization = facts.get("checkpoint_quantization") or flags.get("--quantization")
+    capability = capability_of(facts.get("compute_capability"))
+    return {
+        "gpu": gpu,
+        "num_gpus": num_gpus,
+        "tp": tp,
+        "pp": pp,
+        "shape": shape,
+        "checkpoint_quantization": quantization or (shape.quantization if shape is not None else None),
+        "attention_backend": facts.get("attention_backend") or flags.get("--attention-backend"),
+        "compute_capability": capability or (gpu.compute_capability if gpu is not None else None),
+    }
+
+
+def _first(*values: Any) -> int | None:
+    return next((number for value in values if (number := whole(value)) is not None), None)
+
+
+def _gpu(entry: Any) -> Gpu | None:
+    """A `Gpu`, its fields, or the name of a preset."""
+    if entry is None or isinstance(entry, Gpu):
+        return entry
+    if isinstance(entry, Mapping):
+        fields = {key: entry[key] for key in ("name", "memory_bytes", "memory_bandwidth", "unified") if key in entry}
+        return Gpu(compute_capability=capability_of(entry.get("compute_capability")), **fields)
+    from engine.memory.presets import gpu
+
+    return gpu(str(entry))
+
+
+def _shape(facts: Mapping[str, Any]) -> ModelShape | None:
+    """A `ModelShape`, or one read from the model's own configuration."""
+    shape = facts.get("shape")
+    if isinstance(shape, ModelShape):
+        return shape
+    config = facts.get("model_config")
+    if not isinstance(config, Mapping):
+        return None
+    from engine.memory.hf_config import model_shape
+
+    return model_shape(config, str(facts.get("model") or ""))
