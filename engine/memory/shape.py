@@ -61,6 +61,9 @@ class ModelShape:
     head_bytes: int = 0
     replicated_bytes: int = 0
     kv_projection_bytes: int = 0
+    num_experts: int | None = None
+    experts_per_token: int | None = None
+    moe_intermediate_size: int | None = None
     assumptions: tuple[str, ...] = ()
 
     @property
