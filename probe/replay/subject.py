@@ -9,7 +9,8 @@ from probe.load.endpoint import Endpoint
 
 
 class Subject(Protocol):
-    """A server that is watched under `name` while the replay runs. `what`: how the journal calls it, `opening`: what `start` does to it.
+    """A server that is watched under `name` while the replay runs. `what`: how the journal calls it,
+    `opening`: what `start` does to it.
 
     flags: its command line as far as the replay knows it.
     """
