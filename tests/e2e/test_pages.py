@@ -30,7 +30,7 @@ def assert_calm(page: Page) -> None:
 
 
 def test_every_page_opens_and_asks_nobody_else(start_app: StartApp, new_page: NewPage) -> None:
-    app = start_app(KVONCALL_LOAD_RPS="4")
+    app = start_app(KVONCALL_LOAD_RPS="1")
     page = new_page()
     elsewhere: list[str] = []
     failures: list[str] = []
@@ -71,7 +71,7 @@ def test_phone_width_needs_no_sideways_scrolling(start_app: StartApp, new_page: 
 
 
 def test_engine_killed_is_seen_and_started_again(start_app: StartApp, new_page: NewPage) -> None:
-    app = start_app()
+    app = start_app(KVONCALL_LOAD_RPS="0")
     page = new_page()
     page.goto(f"{app.url}/engine")
     pid = re.search(r"pid (\d+)", page.get_by_text(re.compile(r"pid \d+")).first.inner_text())
