@@ -36,6 +36,7 @@ def model_shape(config: Mapping[str, Any], name: str = "") -> ModelShape:
             + ("a decoder whose layers all cache every token" if set(kinds) == {"full"} else "the layers it names")
         )
     counted = count_parameters(values, kinds)
+    experts = values.optional("num_experts", 0) or 0
     quantization, dtype = quantization_of(values), dtype_of(values)
     weights = weights_of(counted, dtype, quantization) if counted else None
     if counted is None:
@@ -66,6 +67,11 @@ def model_shape(config: Mapping[str, Any], name: str = "") -> ModelShape:
         head_bytes=weights.head if weights else 0,
         replicated_bytes=weights.replicated if weights else 0,
         kv_projection_bytes=weights.kv_projection if weights else 0,
+        num_experts=experts if experts > 1 else None,
+        experts_per_token=values.optional("num_experts_per_tok") if experts > 1 else None,
+        moe_intermediate_size=(values.optional("moe_intermediate_size") or _intermediate(values))
+        if experts > 1
+        else None,
         assumptions=tuple(values.assumptions),
     )
 

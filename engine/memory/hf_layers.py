@@ -43,7 +43,7 @@ _INDEXER_SCALE_GROUP, _INDEXER_SCALE_BYTES = 128, 4  # fp8 keys of the indexer: 
 
 def layer_kinds(values: HfValues) -> list[str]:
     """The kind of every layer, in order: a key of `KINDS`."""
-    count = values.whole("num_hidden_layers")
+    count = values.num_layers
     kinds = _stated(values, count) or _by_architecture(values, count)
     shared = values.optional("num_kv_shared_layers", 0) or 0
     if shared:
@@ -69,6 +69,8 @@ def _stated(values: HfValues, count: int) -> list[str] | None:
     if not isinstance(types, list) or len(types) < count:
         raise ConfigError(f"config.json: layer_types must name a kind for each of {count} layers, found {types!r:.80}")
     kinds = [_KIND_OF.get(str(kind).lower()) for kind in types[:count]]
+    if family_of(values.model_type) == "recurrent_gemma":
+        kinds = ["sliding" if kind == "full" else kind for kind in kinds]
     if None in kinds:
         wrong = types[kinds.index(None)]
         known = ", ".join(name for names in KINDS.values() for name in names[:1])
@@ -92,6 +94,9 @@ def _by_architecture(values: HfValues, count: int) -> list[str]:
     if family == "jamba":
         period, offset = values.whole("attn_layer_period"), values.optional("attn_layer_offset", 0) or 0
         return ["full" if i % period == offset % period else "recurrent" for i in range(count)]
+    indices = values.raw("attn_layer_indices")
+    if isinstance(indices, list) or family == "bamba":
+        return ["full" if i in (indices or ()) else "recurrent" for i in range(count)]
     if family == "falcon_h1":
         return ["hybrid"] * count
     if family == "llama4_text":
@@ -149,7 +154,13 @@ def layer_groups(values: HfValues, kinds: list[str]) -> tuple[LayerGroup, ...]:
     twice = 2 if family_of(values.model_type) == "longcat_flash" else 1
     if twice == 2:
         values.assume("each layer of LongCat-Flash has two attention blocks, both with a cache")
-    return tuple(_group(values, kind, count * twice) for kind, count in counts.items())
+    if "hybrid" in counts:
+        values.assume("layers with attention and a recurrent state are counted as one layer of each")
+    return tuple(
+        _group(values, part, count * twice)
+        for kind, count in counts.items()
+        for part in (("full", "recurrent") if kind == "hybrid" else (kind,))
+    )
 
 
 def _variable_groups(values: HfValues, blocks: list[Any]) -> tuple[LayerGroup, ...]:
@@ -175,7 +186,8 @@ def _group(values: HfValues, kind: str, count: int) -> LayerGroup:
     latent = values.optional("kv_lora_rank")
     if latent and kind == "full" and values.model_type not in _LATENT_AS_HEADS:
         width = latent + (values.optional("qk_rope_head_dim", 0) or 0)
-        return LayerGroup(count, "latent", latent_width=width, index_width=_indexer_bytes(values))
+        v_width = values.optional("v_head_dim")
+        return LayerGroup(count, "latent", v_head_dim=v_width, latent_width=width, index_width=_indexer_bytes(values))
     window = None
     if kind == "sliding":
         window = values.whole("sliding_window")
@@ -185,12 +197,11 @@ def _group(values: HfValues, kind: str, count: int) -> LayerGroup:
     v_width = values.optional("swa_v_head_dim" if kind == "sliding" else "v_head_dim") or values.optional("v_head_dim")
     return LayerGroup(
         count,
-        "full" if kind == "hybrid" else kind,  # type: ignore[arg-type]  # sliding and chunked are of one name
+        kind,  # type: ignore[arg-type]  # full, sliding or chunked
         num_kv_heads=kv_heads(values, kind),
         head_dim=width,
         v_head_dim=v_width if v_width != width else None,
         window=window,
-        state_bytes=recurrent_state_bytes(values) if kind == "hybrid" else 0,
     )
 
 
@@ -234,9 +245,6 @@ def kv_heads(values: HfValues, kind: str = "full") -> int:
         return 1 if values.switch("multi_query", True) else values.whole("num_attention_heads")
     if values.switch("multi_query_attention"):  # ChatGLM
         return values.whole("multi_query_group_num")
-    attention = values.raw("attn_config")
-    if isinstance(attention, Mapping) and attention.get("kv_n_heads"):
-        return int(attention["kv_n_heads"])
     q_heads = values.optional("num_attention_heads")
     heads = values.optional("num_key_value_heads") or q_heads
     if heads is None:

@@ -68,6 +68,8 @@ class HfValues:
         self.defaults: Mapping[str, Any] = _defaults_of(self.model_type)
         self.known = bool(self.defaults)
         self.assumptions: list[str] = []
+        parts = (self.text.get(key) for key in ("attn_config", "ffn_config"))  # DBRX and MPT keep sizes in these
+        self._parts = [part for part in parts if isinstance(part, Mapping)]
 
     @property
     def architecture(self) -> str:
@@ -78,9 +80,10 @@ class HfValues:
     def raw(self, key: str, default: Any = None) -> Any:
         """The value under any of its names, as it stands; a default of the model's class, else `default`."""
         names = ALIASES.get(key, (key,))
-        for name in names:
-            if self.text.get(name) is not None:
-                return self.text[name]
+        for part in (self.text, *self._parts):
+            for name in names:
+                if part.get(name) is not None:
+                    return part[name]
         if any(name in self.text for name in names):
             return default  # null is a value: no window, as many KV heads as query heads
         for name in names:
@@ -96,6 +99,15 @@ class HfValues:
         if value is None:
             raise ConfigError(self._missing(key))
         return value
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the decoder: stated, or as many as the config names one by one."""
+        types = self.raw("layer_types") or self.raw("hybrid_override_pattern")
+        stated = self.optional("num_hidden_layers")
+        if stated is None and isinstance(types, (list, str)) and types:
+            return len(types)
+        return self.whole("num_hidden_layers")
 
     def optional(self, key: str, default: int | None = None) -> int | None:
         """A positive integer, or `default` where it is missing, null or 0."""

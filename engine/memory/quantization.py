@@ -34,12 +34,13 @@ _EXCLUDED = (
 @dataclass(frozen=True)
 class Quantization:
     """bits: of a quantized weight with its share of scales; None when the method is not known. kept: the classes
-    that stay in the model's dtype. how: the arithmetic in words."""
+    that stay in the model's dtype. expert_bits: of experts, where they are narrower than the rest."""
 
     name: str
     bits: float | None
     kept: tuple[str, ...] = ()
     how: str = ""
+    expert_bits: float | None = None
 
 
 def quantization_of(values: HfValues) -> Quantization | None:
@@ -51,6 +52,9 @@ def quantization_of(values: HfValues) -> Quantization | None:
     kept = tuple(kind for kind in CLASSES if _excluded(kind, config, values))
     if "head" not in kept and not config.get("lm_head"):
         kept = (*kept, "head")
+    narrow = str(config.get("expert_dtype") or values.raw("expert_dtype") or "")
+    if "4" in narrow:  # DeepSeek-V4: 4-bit experts with an 8-bit scale for 32 weights beside fp8
+        return Quantization(name, bits, kept, f"{how}; experts in {narrow} at 4.25 bits", 4.25)
     return Quantization(name, bits, kept, how)
 
 
@@ -132,7 +136,7 @@ def _excluded(kind: str, config: Mapping[str, Any], values: HfValues) -> bool:
     inner = config.get("quantization")
     sources = [config, inner] if isinstance(inner, Mapping) else [config]
     entries = [str(entry) for source in sources for key in _EXCLUDED for entry in source.get(key) or ()]
-    index = (values.optional("num_hidden_layers", 2) or 2) // 2  # one in the middle stands for its class
+    index = values.num_layers // 2  # one in the middle stands for its class
     names = [name.format(i=index) for name in _MODULES[kind]]
     return any(_fits(entry, name) for entry in entries for name in names)
 

@@ -69,7 +69,8 @@ def recurrence_of(values: HfValues) -> Recurrence:
         width = values.optional("lru_width") or values.whole("hidden_size")
         return Recurrence("rglru", width, values.optional("conv1d_width", 4) or 4, width, width)
     if values.model_type in ("minimax", "minimax_m1", "minimax_text_01"):
-        heads, width = values.whole("num_attention_heads"), values.whole("head_dim")
+        heads = values.whole("num_attention_heads")
+        width = values.optional("head_dim") or values.whole("hidden_size") // heads
         return Recurrence("lightning", 0, 1, heads * width * width, heads * width, heads)
     return _mamba(values)
 

@@ -34,6 +34,8 @@ def weights_of(counted: Parameters, dtype: str, quantization: Quantization | Non
     for kind in ("attention", "dense", "experts", "shared_experts", "head"):
         kept = quantization is None or kind in quantization.kept
         bits[kind] = plain if kept or quantization is None or quantization.bits is None else quantization.bits
+    if quantization is not None and quantization.expert_bits and "experts" not in quantization.kept:
+        bits["experts"] = quantization.expert_bits
     sized = {kind: getattr(counted, kind) * width / 8 for kind, width in bits.items()}
     unquantized = (counted.embedding + counted.other + counted.vision) * plain / 8
     total = int(sum(sized.values()) + unquantized)
@@ -54,7 +56,7 @@ def _how(
         return f"{counted.total / 1e9:,.3f} billion parameters x {plain / 8:g} bytes = {total / 2**30:,.2f} GiB"
     quantized = sum(getattr(counted, kind) for kind, width in bits.items() if width != plain)
     return (
-        f"{quantized / 1e9:,.3f} billion parameters in {quantization.name} at {quantization.bits:g} bits "
+        f"{quantized / 1e9:,.3f} billion parameters in {quantization.name} at {quantization.bits:g} bits a weight "
         f"({quantization.how}), {(counted.total - quantized) / 1e9:,.3f} billion at {plain:g} bits = "
         f"{total / 2**30:,.2f} GiB"
     )
