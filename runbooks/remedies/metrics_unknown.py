@@ -22,9 +22,9 @@ def advise(facts: TargetFacts) -> Recommendation:
             "scrape /prometheus/metrics, as /metrics is JSON"
         )
     elif has_vllm_flags(facts.engine):
-        _stats_on(draft)
+        stats_on(draft)
         if facts.engine == VLLM:
-            _hidden_again(draft)
+            hidden_again(draft)
     for metric in facts.unread or ():
         if metric.todo and (metric.required or metric.status == "hidden"):
             draft.step(f"{metric.name}: {metric.todo}")
@@ -56,7 +56,8 @@ def _switch_on(draft: Draft) -> None:
     )
 
 
-def _stats_on(draft: Draft) -> None:
+def stats_on(draft: Draft) -> None:
+    """Proposes statistics again where they are known to be off."""
     now = draft.facts.flags.get(NO_STATS)
     if now is None:
         draft.lacks(f"whether {NO_STATS} is set: it takes the engine's series away")
@@ -73,7 +74,7 @@ def _stats_on(draft: Draft) -> None:
         )
 
 
-def _hidden_again(draft: Draft) -> None:
+def hidden_again(draft: Draft) -> None:
     """vLLM takes only the minor before its own; what was hidden earlier is gone."""
     hidden = [metric.name for metric in draft.facts.unread or () if HIDDEN in metric.todo]
     version = version_key(draft.facts.version or "")
