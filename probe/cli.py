@@ -31,6 +31,7 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall rules list|export    the alert rules; for Prometheus, Alertmanager, Grafana and promtool
   kvoncall check FILES          lint your own Prometheus rules and Grafana dashboards for an engine's version
   kvoncall backtest RULE        would a rule have fired on what is stored?
+  kvoncall flags ENGINE VER     flags of an engine's version; flags diff OLDER NEWER
   kvoncall runbooks list|show   what to do about an alert
   kvoncall bench WHAT           attention, decode, formats, scheduler, prefix, memory, collect, rules, store or all;
                                 aot: registers and spills of the kernels; recall: what each KV format still finds
@@ -54,6 +55,8 @@ COMMANDS = {
     "are dead there, rules that can never fire or are silent in an outage, wrong units. Exits 1 when it finds any.",
     "backtest": "Evaluate a rule again on stored samples: when it would have fired, for how long, how many pages a "
     "week, and how long before users felt it.",
+    "flags": "Print an engine's flags in a version: kind, default, values, since when, and for those about the KV cache "
+    "what they do; or what changed between two versions, metrics included.",
     "runbooks": "List the runbooks, or show one.",
     "bench": "Measure speed and memory on this machine, as ratios taken in one run. `bench attention`, `aot` and "
     "`recall` have flags of their own: see `kvoncall bench attention --help`. Exits 1 when a kernel's result was "
@@ -119,6 +122,7 @@ def _reported_errors() -> tuple[type[Exception], ...]:
         "probe.quality.suite": "QualityError",
         "probe.replay.scenario": "ReplayError",
         "runbooks.load": "RunbookError",
+        "runbooks.catalog_data": "CatalogError",
         "engine.supervisor": "EngineStartError",
     }
     for module, name in modules.items():

@@ -134,6 +134,12 @@ def _load(engine: str, own: Path, stamp: int | None) -> CatalogData | None:
     return added if base is None else merge(base, added)
 
 
+def engines() -> tuple[str, ...]:
+    """Engines with a catalog, packaged or the user's."""
+    packaged = {file.name.removesuffix("-notes.json") for file in PACKAGED.glob("*-notes.json")}
+    return tuple(sorted(packaged | {file.stem for file in overlay_dir().glob("*.json")}))
+
+
 def overlay_dir() -> Path:
     """Where the user's own catalog files live: `KVONCALL_CATALOG`, else `catalog` in the data folder."""
     if configured := os.environ.get("KVONCALL_CATALOG"):

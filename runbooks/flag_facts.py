@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runbooks.catalog_data import CatalogData, Form, load, notes
+from runbooks.embedded_facts import EMBEDDED, THIS, embedded_facts
 from runbooks.versions import nearest, order_key
 
 
@@ -47,6 +48,8 @@ class FlagFacts:
 
 def known_versions(engine: str) -> tuple[str, ...]:
     """The versions of an engine that were read, ascending; empty for an engine without a catalog."""
+    if engine == EMBEDDED:
+        return (THIS,)
     data = load(engine)
     return () if data is None else data.versions
 
@@ -54,8 +57,10 @@ def known_versions(engine: str) -> tuple[str, ...]:
 def nearest_version(engine: str, version: str | None) -> tuple[str, str | None]:
     """The version read whose facts hold for this one, and one sentence where that is a guess.
 
-    Raises `LookupError` for an engine without a catalog.
+    Raises `LookupError` for an engine without a catalog. The embedded engine has one version, this package's.
     """
+    if engine == EMBEDDED:
+        return THIS, None
     known = known_versions(engine)
     if not known:
         raise LookupError(f"there is no flag catalog of {engine!r}")
@@ -64,6 +69,8 @@ def nearest_version(engine: str, version: str | None) -> tuple[str, str | None]:
 
 def flag_facts(engine: str, version: str | None, flag: str) -> FlagFacts | None:
     """A flag, under any spelling, in the nearest version that was read; None where that has no such flag."""
+    if engine == EMBEDDED:
+        return next((f for f in all_flags(engine, version) if flag in (f.name, *f.aliases, f"--no-{f.name[2:]}")), None)
     data = load(engine)
     if data is None:
         return None
@@ -76,6 +83,8 @@ def flag_facts(engine: str, version: str | None, flag: str) -> FlagFacts | None:
 
 def all_flags(engine: str, version: str | None) -> list[FlagFacts]:
     """Every flag of the nearest version that was read, by name; what only the environment sets comes last."""
+    if engine == EMBEDDED:
+        return [FlagFacts(**found) for found in embedded_facts()]
     data = load(engine)
     if data is None:
         return []

@@ -8,11 +8,11 @@ only one of two neighbouring versions has counts as absent between them.
 from __future__ import annotations
 
 import functools
-from dataclasses import fields
 from typing import Any
 
-from engine.config import EngineConfig, build_parser, flag_of
+from engine.config import build_parser
 from runbooks.catalog_data import CatalogData, CatalogError, load, notes
+from runbooks.embedded_facts import EMBEDDED, embedded_defaults, embedded_flags
 from runbooks.flag_facts import (
     FlagFacts,
     all_flags,
@@ -45,13 +45,6 @@ __all__ = [
     "why_absent",
     "why_value_absent",
 ]
-
-EMBEDDED = "kvoncall"
-
-
-def embedded_flags() -> frozenset[str]:
-    """Every flag the embedded engine's parser takes, its `--no-` forms included."""
-    return frozenset(s for action in build_parser()._actions for s in action.option_strings if s.startswith("--"))
 
 
 def catalog(engine: str) -> dict[str, Any]:
@@ -193,7 +186,7 @@ def default_of(engine: str, version: str | None, flag: str) -> Any:
     An unknown version reads the newest release; one that was not read, the nearest before it.
     """
     if engine == EMBEDDED:
-        return {flag_of(f.name): f.default for f in fields(EngineConfig)}.get(flag)
+        return embedded_defaults().get(flag)
     data = load(engine)
     if data is None:
         return None
