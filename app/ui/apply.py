@@ -16,12 +16,17 @@ from app.ui.guard import guarded
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to change on the target; `changes` have the keys of `FlagChange.to_dict()`, `steps` are no flags."""
+    """What to change on the target; `changes` have the keys of `FlagChange.to_dict()`, `steps` are no flags.
+
+    `alternatives` are single changes in their place; `missing` is what would have allowed more advice.
+    """
 
     changes: Sequence[Mapping[str, Any]]
     refused: Sequence[Mapping[str, Any]]
     summary: str
     steps: Sequence[str] = ()
+    alternatives: Sequence[Mapping[str, Any]] = ()
+    missing: Sequence[str] = ()
 
 
 @st.dialog("Apply change to the embedded engine")

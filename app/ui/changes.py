@@ -17,6 +17,7 @@ _DETAILS: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     ("why", "Why", plain),
     ("expected", "Expected", plain),
     ("cost", "Costs", plain),
+    ("risk", "Risk", plain),
     ("verify", "Verify", lambda query: f"`{query}`"),
     ("rollback", "Roll back", plain),
 )

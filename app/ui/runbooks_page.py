@@ -20,13 +20,15 @@ from app.ui.links import link, param
 from app.ui.quality_apply import RULE as QUALITY
 from app.ui.quality_data import candidates_for
 from app.ui.runbook_checklist import show_checklist
+from app.ui.runbook_findings import show_findings
 from app.ui.runbook_list import head_of, show_list
 from app.ui.runbook_notes import show_notes
 from app.ui.runbook_subject import of_incident, of_runbook
 from probe.store import Alert, Replay, Store, Target
 from probe.targets import measured_facts
+from runbooks.facts import TargetFacts, from_facts
 from runbooks.load import Runbook, get_runbook
-from runbooks.recommend import from_facts, recommend
+from runbooks.recommend import recommend
 
 
 @dataclass(frozen=True)
@@ -104,30 +106,44 @@ def show_advice(runtime: Runtime, runbook: Runbook, context: Context) -> None:
             mark = words.alert_mark(context.alert.state).badge
             st.markdown(f"{mark} alert **{context.alert.rule}**: {words.plain(context.alert.summary)}")
             link("alerts", f"Alert {context.alert.id}", ":material/notifications:", alert=context.alert.id)
+        facts = facts_of(runtime.store, runbook, context)
         with guarded():
-            proposal = propose(runtime.store, runbook, context)
+            proposal = propose(runtime.store, runbook, context, facts)
             show_proposal(proposal, context.target)
             show_apply(runtime, proposal, context)
+        with guarded():
+            show_findings(context.target, facts)
+        link("capacity", "Plan its memory", ":material/data_usage:", source="target", shown=context.target.name)
 
 
-def propose(store: Store, runbook: Runbook, context: Context) -> Proposal:
+def facts_of(store: Store, runbook: Runbook, context: Context) -> TargetFacts:
+    """What is known of the target at the time of the alert."""
+    assert context.target is not None
+    facts = measured_facts(store, context.target, context.alert)
+    if runbook.id == QUALITY:
+        model = (facts.get("flags") or {}).get("--model", "")
+        facts["quality_candidates"] = candidates_for(store, str(model))
+    return from_facts(facts)
+
+
+def propose(store: Store, runbook: Runbook, context: Context, facts: TargetFacts) -> Proposal:
     """A replay's own recommendation, where it has got that far; else computed from the target's facts."""
     if context.replay is not None:
         for entry in reversed(store.replays.journal(context.replay.id)):
             if entry.step == "recommend" and entry.data and "changes" in entry.data:
                 data = entry.data
                 return proposal_of(data)
-    assert context.target is not None
-    facts = measured_facts(store, context.target, context.alert)
-    if runbook.id == QUALITY:
-        model = (facts.get("flags") or {}).get("--model", "")
-        facts["quality_candidates"] = candidates_for(store, str(model))
-    return proposal_of(recommend(runbook.id, from_facts(facts)).to_dict())
+    if not runbook.own:
+        return Proposal([], [], "A page of your own: no change is computed for it.")
+    return proposal_of(recommend(runbook.id, facts).to_dict())
 
 
 def proposal_of(data: Mapping[str, Any]) -> Proposal:
     """From the keys of `Recommendation.to_dict()`."""
-    return Proposal(data["changes"], data["refused"], data["summary"], data.get("steps") or ())
+    return Proposal(
+        data["changes"], data["refused"], data["summary"], data.get("steps") or (), data.get("alternatives") or (),
+        data.get("missing") or (),
+    )  # fmt: skip
 
 
 def show_proposal(proposal: Proposal, target: Target) -> None:
@@ -136,11 +152,14 @@ def show_proposal(proposal: Proposal, target: Target) -> None:
     change_view.show_changes(proposal.changes)
     if proposal.changes and target.engine == "kvoncall":
         change_view.show_command(target.flags, proposal.changes)
+    if proposal.alternatives:
+        with st.expander(f"Instead, one at a time ({len(proposal.alternatives)})"):
+            change_view.show_changes(proposal.alternatives)
     if proposal.steps:
         st.markdown("**Besides, what no flag of the engine does**")
         st.markdown("\n".join(f"{number}. {words.plain(step)}" for number, step in enumerate(proposal.steps, 1)))
     if proposal.refused:
-        with st.expander(f"Considered and not advised ({len(proposal.refused)})"):
+        with st.expander(f"Considered and not advised ({len(proposal.refused)})", expanded=not proposal.changes):
             for refusal in proposal.refused:
                 st.markdown(f"✖ `{refusal['flag']}`: {words.plain(refusal['reason'])}")
 
