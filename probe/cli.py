@@ -32,7 +32,7 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall check FILES          lint your own Prometheus rules and Grafana dashboards for an engine's version
   kvoncall backtest RULE        would a rule have fired on what is stored?
   kvoncall flags ENGINE VER     flags of an engine's version; flags diff OLDER NEWER
-  kvoncall runbooks list|show   what to do about an alert
+  kvoncall runbooks …           list, show, lint: what to do about an incident; advise ID: the change for a target
   kvoncall bench WHAT           attention, decode, formats, scheduler, prefix, memory, collect, rules, store or all;
                                 aot: registers and spills of the kernels; recall: what each KV format still finds
 
@@ -57,7 +57,8 @@ COMMANDS = {
     "week, and how long before users felt it.",
     "flags": "Print an engine's flags in a version: kind, default, values, since when, and for those about the KV cache "
     "what they do; or what changed between two versions, metrics included.",
-    "runbooks": "List the runbooks, or show one.",
+    "runbooks": "List the runbooks, show one, lint them (flags, metrics, queries, commands and links, for every version "
+    "that a page states; exits 1 when it finds any), or compute the change that one advises for a target.",
     "bench": "Measure speed and memory on this machine, as ratios taken in one run. `bench attention`, `aot` and "
     "`recall` have flags of their own: see `kvoncall bench attention --help`. Exits 1 when a kernel's result was "
     "wrong.",
