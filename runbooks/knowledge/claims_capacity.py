@@ -40,9 +40,7 @@ def _qwen_on_eight() -> Outcome:
 def _llama_on_eight() -> Outcome:
     found = planned(LLAMA_70B, A100, tp=8, max_model_len=131072)
     return Outcome(
-        (
-            f"pool {gib(found.kv_cache_bytes)} a GPU = {found.kv_tokens:,} tokens / 131,072 = {found.max_concurrency:.1f}",
-        ),
+        (f"{gib(found.kv_cache_bytes)} a GPU = {found.kv_tokens:,} tokens / 131,072 = {found.max_concurrency:.1f}",),
         verdict="right" if found.max_concurrency < 4 else "wrong",
         figures={"version": VERSION, "tokens": found.kv_tokens, "concurrency": found.max_concurrency},
         shown=Text(f"{found.max_concurrency:.1f} requests", f"{found.max_concurrency:.1f} 个请求"),

@@ -146,9 +146,7 @@ def _h2o_accumulate() -> Outcome:
     weights = _even_attention(4, steps)
     had, true = h2o_scores(weights, accumulate=False)[0], h2o_scores(weights, accumulate=True)[0]
     return Outcome(
-        (
-            f"4 tokens of prompt and {steps} steps of even attention: token 0 was given {true:.3f}, the code has {had:.3f}",
-        ),
+        (f"4 tokens, {steps} steps of even attention: token 0 was given {true:.3f}, the code has {had:.3f}",),
         verdict="right" if math.isclose(had, true) else "wrong",
         figures={"steps": steps, "had": had, "true": true},
         shown=same(f"{had:.2f} / {true:.2f}"),

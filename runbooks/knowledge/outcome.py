@@ -1,4 +1,4 @@
-"""What computing a claim gave: figures for its text, the arithmetic, and a verdict where figures alone do not decide."""
+"""What computing a claim gave: figures, the arithmetic, and a verdict where figures alone do not decide."""
 
 from __future__ import annotations
 

@@ -74,11 +74,6 @@ def localized(value: Any, lang: str) -> Any:
     return value
 
 
-def tokens(count: float) -> str:
-    """A count with thousands separated."""
-    return f"{count:,.0f}"
-
-
 def gib(count: float) -> str:
     """Bytes as GiB (MiB below a tenth of one)."""
     return f"{count / (1 << 30):.2f} GiB" if abs(count) >= 0.1 * (1 << 30) else f"{count / (1 << 20):.1f} MiB"
