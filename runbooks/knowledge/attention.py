@@ -108,15 +108,20 @@ def _latent_row(width: int, own: bool, layers: int) -> AttentionRow:
 
 
 def _row(kind: str, own: bool, heads: int, values: int, each: list[int], layers: int, how: str) -> AttentionRow:
+    bytes_16, bytes_8, bytes_4 = each
     return AttentionRow(
-        kind,
-        own,
-        heads,
-        values,
-        *each,
-        *(layers * one for one in each),
+        kind=kind,
+        own=own,
+        kv_heads=heads,
+        values_per_token_layer=values,
+        bytes_16=bytes_16,
+        bytes_8=bytes_8,
+        bytes_4=bytes_4,
+        all_16=layers * bytes_16,
+        all_8=layers * bytes_8,
+        all_4=layers * bytes_4,
         share_of_mha=1.0,
-        how=f"{how}; x 2 B = {each[0]:,} B a token and layer; x {layers} layers = {layers * each[0]:,} B",
+        how=f"{how}; x 2 B = {bytes_16:,} B a token and layer; x {layers} layers = {layers * bytes_16:,} B",
         meaning=_EFFECT[kind],
     )
 

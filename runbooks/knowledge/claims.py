@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from runbooks.knowledge import claims_bytes, claims_capacity, claims_code, claims_names
+from runbooks.knowledge.claims_names import MetricNames, from_metrics
 from runbooks.knowledge.outcome import Outcome
 from runbooks.knowledge.text import Text, data, in_both, text_of
 
@@ -69,21 +70,17 @@ class Claim:
         }
 
 
-def claims() -> list[Claim]:
-    """All claims, computed now."""
-    return [_claim(entry) for entry in data("claims")["claims"]]
+def claims(metrics: MetricNames | None = None) -> list[Claim]:
+    """All claims, computed now.
+
+    metrics: names of the metrics an engine exposes, by version, ascending. They are known above this layer
+    (`probe.catalog.metrics`); without them the claims about metrics are left out.
+    """
+    compute = {**_COMPUTE, **(from_metrics(metrics) if metrics is not None else {})}
+    return [_claim(entry, compute[entry["id"]]()) for entry in data("claims")["claims"] if entry["id"] in compute]
 
 
-def claim(claim_id: str) -> Claim:
-    """One claim; `KeyError` for an unknown id."""
-    found = next((entry for entry in data("claims")["claims"] if entry["id"] == claim_id), None)
-    if found is None:
-        raise KeyError(f"there is no claim {claim_id!r}")
-    return _claim(found)
-
-
-def _claim(entry: Mapping[str, Any]) -> Claim:
-    outcome = _COMPUTE[entry["id"]]()
+def _claim(entry: Mapping[str, Any], outcome: Outcome) -> Claim:
     said = entry["said"]
     number = said.get("value")
     text = text_of(said["text"]) if number is None else _figure(number, said["unit"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from engine.memory.model_presets import gpu
-from runbooks.flags import default_of, flag_facts, known_versions, metric_facts, why_absent, why_value_absent
+from runbooks.flags import default_of, flag_facts, known_versions, why_absent, why_value_absent
 from runbooks.hardware import why_not_on
 from runbooks.knowledge.articles_models import A100, H100, LLAMA_8B, LLAMA_70B, VERSION, per_token, planned
 from runbooks.knowledge.outcome import Outcome, same
@@ -32,9 +33,23 @@ def having(engine: str, flag: str) -> list[str]:
     return [version for version in known_versions(engine) if why_absent(engine, version, flag) is None]
 
 
-def showing(engine: str, metric: str) -> list[str]:
-    """Versions read that expose a metric."""
-    return [version for version in known_versions(engine) if metric_facts(engine, version, metric) is not None]
+MetricNames = Callable[[str], Mapping[str, Collection[str]]]  # engine -> version, ascending -> names exposed
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What an engine's versions expose."""
+
+    engine: str
+    by_version: Mapping[str, Collection[str]]
+
+    def versions(self, metric: str) -> list[str]:
+        """Versions read that expose a metric; a histogram is listed without the endings of its series."""
+        return [version for version, names in self.by_version.items() if metric in names]
+
+    def line(self, metric: str) -> str:
+        """How often the name was found, for the arithmetic."""
+        return f"{metric}: in {len(self.versions(metric))} of {len(self.by_version)} versions of {self.engine} read"
 
 
 def _count(found: Sequence[str], all_of: Sequence[str]) -> Text:
@@ -113,15 +128,15 @@ def _trtllm_quantize() -> Outcome:
     )
 
 
-def _usage_metric() -> Outcome:
+def _usage_metric(shown: _Shown) -> Outcome:
     name, new, old = "vllm:cache_usage_percent", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"
-    found, newer, older = showing(VLLM, name), showing(VLLM, new), showing(VLLM, old)
+    found, newer, older = (shown.versions(one) for one in (name, new, old))
     return Outcome(
-        tuple(_named(VLLM, one, versions) for one, versions in ((name, found), (new, newer), (old, older))),
+        tuple(shown.line(one) for one in (name, new, old)),
         verdict="right" if found else "wrong",
         figures={
             "found": len(found),
-            "n": len(known_versions(VLLM)),
+            "n": len(shown.by_version),
             "new": new,
             "new_since": newer[0],
             "old": old,
@@ -132,37 +147,36 @@ def _usage_metric() -> Outcome:
     )
 
 
-def _eviction_metric() -> Outcome:
+def _eviction_metric(shown: _Shown) -> Outcome:
     names = ("vllm_num_cache_evictions", "vllm:num_cache_evictions", "vllm:num_cache_evictions_total")
-    found = [version for name in names for version in showing(VLLM, name)]
+    found = [version for name in names for version in shown.versions(name)]
     preemptions, idle = "vllm:num_preemptions_total", "vllm:kv_block_idle_before_evict_seconds"
-    since = showing(VLLM, idle)
     return Outcome(
-        (*(_named(VLLM, name, showing(VLLM, name)) for name in names), _named(VLLM, idle, since)),
+        tuple(shown.line(name) for name in (*names, preemptions, idle)),
         verdict="right" if found else "wrong",
         figures={
             "found": len(found),
-            "n": len(known_versions(VLLM)),
+            "n": len(shown.by_version),
             "preemptions": preemptions,
             "idle": idle,
-            "idle_since": since[0],
+            "idle_since": shown.versions(idle)[0],
         },
         shown=same(preemptions),
         source=_SDISTS,
     )
 
 
-def _throughput_metric() -> Outcome:
+def _throughput_metric(shown: _Shown) -> Outcome:
     name, was = "vllm_avg_generation_throughput", "vllm:avg_generation_throughput_toks_per_s"
-    found, had = showing(VLLM, name), showing(VLLM, was)
+    found = shown.versions(name)
     return Outcome(
-        (_named(VLLM, name, found), _named(VLLM, was, had)),
+        (shown.line(name), shown.line(was)),
         verdict="right" if found else "wrong",
         figures={
             "found": len(found),
-            "n": len(known_versions(VLLM)),
+            "n": len(shown.by_version),
             "was": was,
-            "until": had[-1],
+            "until": shown.versions(was)[-1],
             "counter": "vllm:generation_tokens_total",
         },
         shown=same("rate(vllm:generation_tokens_total[1m])"),
@@ -170,25 +184,37 @@ def _throughput_metric() -> Outcome:
     )
 
 
-def _underscores() -> Outcome:
-    newest = known_versions(VLLM)[-1]
+def _underscores(shown: _Shown) -> Outcome:
     written = ("vllm_num_requests_running", "vllm_num_requests_waiting", "vllm_gpu_cache_usage_perc")
-    found = [name for name in written if showing(VLLM, name)]
     proper = [name.replace("vllm_", "vllm:", 1) for name in written]
-    there = [name for name in proper if metric_facts(VLLM, newest, name) is not None]
+    newest = list(shown.by_version)[-1]
+    found = [name for name in written if shown.versions(name)]
+    there = [name for name in proper if newest in shown.versions(name)]
     gone = next(name for name in proper if name not in there)
     return Outcome(
-        tuple(_named(VLLM, name, showing(VLLM, name)) for name in (*written, *proper)),
+        tuple(shown.line(name) for name in (*written, *proper)),
         verdict="half" if there and not found else "wrong",
         figures={
             "colon": ", ".join(there),
             "version": newest,
             "found": len(found),
             "gone": gone,
-            "gone_until": showing(VLLM, gone)[-1],
+            "gone_until": shown.versions(gone)[-1],
         },
         shown=same(", ".join(there)),
         source=_SDISTS,
+    )
+
+
+def _tgi(shown: _Shown) -> Outcome:
+    version, names = list(shown.by_version.items())[-1]
+    found = [name for name in names if any(word in name for word in _KV_WORDS)]
+    return Outcome(
+        (f"TGI {version}: {len(names)} metrics, of KV use, eviction or preemption {len(found)}",),
+        verdict="wrong",
+        figures={"kv_metrics": len(found)},
+        shown=Text("maintenance mode since 2025-12-11", "2025-12-11 起进入维护模式"),
+        source=_TGI_SOURCE,
     )
 
 
@@ -276,19 +302,6 @@ def _python_m() -> Outcome:
     )
 
 
-def _tgi() -> Outcome:
-    version = known_versions(TGI)[-1]
-    names = ("tgi_kv_cache_usage", "tgi_cache_evictions", "tgi_preemptions")
-    found = [name for name in names if metric_facts(TGI, version, name) is not None]
-    return Outcome(
-        (f"TGI {version}: of {', '.join(names)} {len(found)} exist",),
-        verdict="wrong",
-        figures={"kv_metrics": len(found)},
-        shown=Text("maintenance mode since 2025-12-11", "2025-12-11 起进入维护模式"),
-        source=_TGI_SOURCE,
-    )
-
-
 def _seqs_default() -> Outcome:
     a100 = planned(LLAMA_8B, A100, max_model_len=8192).max_num_seqs
     h100 = planned(LLAMA_8B, H100, max_model_len=8192).max_num_seqs
@@ -322,17 +335,28 @@ COMPUTED: Mapping[str, Callable[[], Outcome]] = {
     "env-scheduler-policy": _scheduler_env,
     "flag-kv-transfer-config": _kv_transfer,
     "tool-trtllm-quantize": _trtllm_quantize,
-    "metric-cache-usage-percent": _usage_metric,
-    "metric-num-cache-evictions": _eviction_metric,
-    "metric-avg-generation-throughput": _throughput_metric,
-    "metric-underscores": _underscores,
     "fp8-since-0-15": _fp8_since,
     "spec-decode-since-0-20": _speculative,
     "e5m2-is-a-value": _e5m2,
     "mixed-layers-config": _mixed_layers,
     "ampere-fp8-native": _ampere,
     "python-m-api-server": _python_m,
-    "tgi-enterprise": _tgi,
     "max-num-seqs-default": _seqs_default,
     "utilization-default": _utilization_default,
 }
+_FROM_METRICS: Mapping[str, tuple[str, Callable[[_Shown], Outcome]]] = {
+    "metric-cache-usage-percent": (VLLM, _usage_metric),
+    "metric-num-cache-evictions": (VLLM, _eviction_metric),
+    "metric-avg-generation-throughput": (VLLM, _throughput_metric),
+    "metric-underscores": (VLLM, _underscores),
+    "tgi-enterprise": (TGI, _tgi),
+}
+
+
+def from_metrics(metrics: MetricNames) -> dict[str, Callable[[], Outcome]]:
+    """The claims about names of metrics, which are known above this layer."""
+
+    def asked(engine: str, compute: Callable[[_Shown], Outcome]) -> Callable[[], Outcome]:
+        return lambda: compute(_Shown(engine, metrics(engine)))
+
+    return {claim: asked(engine, compute) for claim, (engine, compute) in _FROM_METRICS.items()}
