@@ -31,7 +31,9 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall rules list|export    the alert rules; for Prometheus, Alertmanager, Grafana and promtool
   kvoncall check FILES          lint your own Prometheus rules and Grafana dashboards for an engine's version
   kvoncall backtest RULE        would a rule have fired on what is stored?
+  kvoncall plan …               memory plan: what fits, where it goes, what each lever buys (--levers, --check FILE)
   kvoncall flags ENGINE VER     flags of an engine's version; flags diff OLDER NEWER
+  kvoncall doctor TARGET        what is wrong with a server now, what only looks like it, what to change
   kvoncall runbooks …           list, show, lint: what to do about an incident; advise ID: the change for a target
   kvoncall bench WHAT           attention, decode, formats, scheduler, prefix, memory, collect, rules, store or all;
                                 aot: registers and spills of the kernels; recall: what each KV format still finds
@@ -55,8 +57,13 @@ COMMANDS = {
     "are dead there, rules that can never fire or are silent in an outage, wrong units. Exits 1 when it finds any.",
     "backtest": "Evaluate a rule again on stored samples: when it would have fired, for how long, how many pages a "
     "week, and how long before users felt it.",
+    "plan": "Plan the memory of a server from its model, GPUs, engine and flags, or of a live one with --target: where "
+    "it goes, what fits, what each lever would buy. Exits 0 when it fits, 1 when it does not or a --check missed.",
     "flags": "Print an engine's flags in a version: kind, default, values, since when, and for those about the KV cache "
     "what they do; or what changed between two versions, metrics included.",
+    "doctor": "Watch a server for a window (or read what is stored, or a Prometheus server), and tell what is wrong, how "
+    "sure that is, what only looks the same, and what to change; lint its flags, list advisories of its version. Exits "
+    "0 when nothing is wrong, 1 with findings, 3 when too little was seen to say.",
     "runbooks": "List the runbooks, show one, lint them (flags, metrics, queries, commands and links, for every version "
     "that a page states; exits 1 when it finds any), or compute the change that one advises for a target.",
     "bench": "Measure speed and memory on this machine, as ratios taken in one run. `bench attention`, `aot` and "

@@ -1,0 +1,46 @@
+"""`kvoncall plan`: where the memory of a server goes, what fits, and what would change it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from probe.commands.output import add_data_dir, print_json
+from probe.plan import options as flags
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's flags."""
+    flags.add_options(parser)
+    add_data_dir(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plans, checks anchors, or lists presets; 0 fits, 1 does not fit or a check missed."""
+    from probe.plan import command
+
+    if options.check:
+        return _check(options)
+    if options.list_models or options.list_gpus:
+        if options.json:
+            print_json(command.model_list() if options.list_models else command.gpu_list())
+        else:
+            print(command.model_list_text() if options.list_models else command.gpu_list_text())
+        return 0
+    made = command.planned(options)
+    if options.json:
+        print_json(command.as_data(options, made))
+    else:
+        print(command.as_text(options, made))
+    return command.FITS if made.plan.fits else command.DOES_NOT_FIT
+
+
+def _check(options: argparse.Namespace) -> int:
+    from probe.plan.check import check, check_text
+
+    rows = check(options.check)
+    if options.json:
+        print_json([asdict(row) for row in rows])
+    else:
+        print(check_text(rows))
+    return 0 if all(row.passed for row in rows) else 1
