@@ -13,6 +13,7 @@ from engine.memory.plan import plan
 from runbooks.flags import EMBEDDED, why_value_absent
 from runbooks.knowledge import template_extras, template_kv
 from runbooks.knowledge.engine_flags import declared_default, engine_title, flag_for_setting, newest, source_of
+from runbooks.knowledge.template_load import own_tokens, requests_at_once, shared_tokens
 from runbooks.knowledge.template_parts import FlagChoice, LeftOut, Template, TemplateAdvice
 from runbooks.knowledge.text import Text, gib, phrases
 
@@ -55,16 +56,13 @@ class Draft:
 
     @property
     def own_tokens(self) -> int:
-        """Tokens of a request that no other shares, in whole blocks."""
-        block = max(1, self.plan.block_size)
-        length = min(self.template.tokens_per_request, self.deployment.max_model_len or self.template.max_model_len)
-        return -(-(length - self.shared_tokens) // block) * block
+        """Tokens of a request that no other shares."""
+        return own_tokens(self.template, self.plan)
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens that all requests share: whole blocks of the common beginning."""
-        block = max(1, self.plan.block_size)
-        return self.template.shared_prefix // block * block
+        """Tokens that all requests share."""
+        return shared_tokens(self.template, self.plan)
 
     def tried(self, **changes: Any) -> CapacityPlan | None:
         """The plan with changes; None where they cannot be planned."""
@@ -80,10 +78,7 @@ class Draft:
 
     def held(self, found: CapacityPlan | None = None) -> int:
         """Requests of the template's length that a pool holds at once."""
-        found = found or self.plan
-        room = found.kv_tokens - self.shared_tokens
-        by_tokens = max(0, room // self.own_tokens) if found.kv_bytes_per_token else found.max_num_seqs
-        return int(by_tokens)
+        return requests_at_once(self.template, found or self.plan)
 
     def has(self, setting: str) -> bool:
         """Whether this version has a flag for the setting."""
