@@ -63,7 +63,10 @@ def needs_restart(facts: TargetFacts, flag: str) -> bool:
 
 def _why_impossible(runbook: str, facts: TargetFacts, flag: str, to: Any) -> str | None:
     absent = why_absent(facts.engine, facts.version, flag)
-    if runbook == NOT_IN_VERSION and to is None and facts.flags.get(flag) is not None:
+    now = facts.flags.get(flag)
+    if runbook == NOT_IN_VERSION and to is None and now is not None:
+        if absent is None and why_value_absent(facts.engine, facts.version, flag, now) is None:
+            return f"not needed: {_release(facts)} takes {flag} {now}"
         return None  # what does not exist is what has to go
     if absent is None and to is not None:
         absent = (
@@ -84,8 +87,10 @@ def _why_wrong_kind(facts: TargetFacts, flag: str, to: Any) -> str | None:
         return f"{flag} is {'--x or --no-x' if known.kind == 'bool' else 'on or off'} in {facts.version}: no {to}"
     if known.kind == "switch" and to is False:
         return f"{flag} has no negative form in {facts.version}: leave it out"
-    if known.kind in ("int", "float") and isinstance(to, bool):
-        return f"{flag} takes a number, not {to}"
+    if known.kind in ("int", "float") and (isinstance(to, bool) or not isinstance(to, int | float)):
+        return None if flag in _IN_BYTES and bytes_of(to) is not None else f"{flag} takes a number, not {to}"
+    if known.kind == "int" and to != int(to):
+        return f"{flag} takes whole numbers, not {to}"
     return None
 
 

@@ -117,7 +117,11 @@ WRONG_WAY: dict[tuple[str, str], tuple[int, str]] = {
         HIGHER,
         _MORE_RESUMED,
     ),
+    ("slow-after-retraction", "--kv-cache-memory-bytes"): (LOWER, _LESS_POOL),
+    ("slow-after-retraction", "--num-gpu-blocks-override"): (LOWER, _LESS_POOL),
     ("offload-resume-deadlock", "--gpu-memory-utilization"): (LOWER, _LESS_POOL),
+    ("offload-resume-deadlock", "--kv-cache-memory-bytes"): (LOWER, _LESS_POOL),
+    ("offload-resume-deadlock", "--num-gpu-blocks-override"): (LOWER, _LESS_POOL),
 }
 
 _NO_CACHE = "wrong direction: without the prefix cache nothing is found at all"

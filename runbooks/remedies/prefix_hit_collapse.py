@@ -6,14 +6,13 @@ Flags are rarely the cause, so the advice is mostly to look; what isolates tenan
 from __future__ import annotations
 
 from runbooks.changes import Draft, Recommendation
-from runbooks.engine_names import has_vllm_flags
+from runbooks.engine_names import has_vllm_flags, prefix_hits_query
 from runbooks.facts import TargetFacts
 from runbooks.flags import EMBEDDED, default_of
 from runbooks.isolation_flags import ALGO, PREFIX_CACHING, SCOPE, TTL
 from runbooks.remedies.elsewhere import steps_elsewhere
 
 ID = "prefix-hit-collapse"
-HITS_BACK = "increase(vllm:prefix_cache_hits_total[10m]) / increase(vllm:prefix_cache_queries_total[10m])"
 
 
 def advise(facts: TargetFacts) -> Recommendation:
@@ -61,7 +60,7 @@ def _switched_on(draft: Draft) -> None:
             why="the prefix cache is off, so 0 tokens can be found",
             expected="the hit rate of before, once the cache has filled",
             cost="not while prefix-isolation-breach is open: switching it off is that page's first aid",
-            verify=f"{HITS_BACK} > 0",
+            verify=f"{prefix_hits_query(facts.engine, facts.version)} > 0",
         )
 
 
