@@ -24,6 +24,7 @@ st.navigation(
         st.Page("app_pages/quality.py", title="Quality", icon=":material/fact_check:"),
         st.Page("app_pages/alerts.py", title="Alerts", icon=":material/notifications:"),
         st.Page("app_pages/backtest.py", title="Backtest", icon=":material/history:"),
+        st.Page("app_pages/capacity.py", title="Capacity", icon=":material/data_usage:"),
         st.Page("app_pages/runbooks.py", title="Runbooks", icon=":material/menu_book:"),
     ],
     position="top",

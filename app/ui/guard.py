@@ -22,6 +22,7 @@ from probe.alerts.backtest import BacktestError
 from probe.replay.scenario import ReplayError
 from probe.store import StoreError
 from probe.targets import TargetError
+from runbooks.launch_line import LaunchLineError
 from runbooks.load import RunbookError
 
 P = ParamSpec("P")
@@ -32,6 +33,7 @@ _EXPECTED = (
     BacktestError,
     ConfigError,
     EngineUnreachableError,
+    LaunchLineError,
     ReplayError,
     RunbookError,
     StoreError,

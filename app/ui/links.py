@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
+
+from app.ui.words import plain
+from engine.errors import ConfigError
 
 PAGES = {
     "overview": "app_pages/overview.py",
@@ -15,6 +19,7 @@ PAGES = {
     "targets": "app_pages/targets.py",
     "alerts": "app_pages/alerts.py",
     "backtest": "app_pages/backtest.py",
+    "capacity": "app_pages/capacity.py",
     "runbooks": "app_pages/runbooks.py",
 }
 
@@ -28,3 +33,17 @@ def link(page: str, label: str, icon: str | None = None, **query: Any) -> None:
 def param(name: str) -> str | None:
     """A query parameter of this page's URL; None when absent or empty."""
     return st.query_params.get(name) or None
+
+
+def take_asked(key: str, find: Callable[[str], str]) -> None:
+    """Before a field that is bound to the URL: what the URL asks for, in the field's own spelling.
+
+    `find` gives that, or raises `ConfigError`; then the page says so, and shows the field's first choice.
+    """
+    asked = param(key)
+    if asked is None or key in st.session_state:
+        return
+    try:
+        st.session_state[key] = find(asked)
+    except ConfigError as error:
+        st.warning(plain(f"{error}."))

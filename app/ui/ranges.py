@@ -23,10 +23,6 @@ def choose_range() -> float:
 def choose_target(targets: Sequence[Target]) -> Target:
     """The target whose figures are shown; the embedded engine unless the URL or the user says otherwise."""
     names = [target.name for target in targets]
-    kinds = {target.name: target.kind for target in targets}
     default = next((i for i, target in enumerate(targets) if target.kind == "embedded"), 0)
-    chosen = st.selectbox(
-        "Target", names, index=default, key="shown", bind="query-params",
-        format_func=lambda name: f"{name} ({kinds.get(name, 'gone')})",
-    )  # fmt: skip
+    chosen = st.selectbox("Target", names, index=default, key="shown", bind="query-params")
     return next((target for target in targets if target.name == chosen), targets[default])

@@ -1,0 +1,5 @@
+"""Capacity page."""
+
+from app.ui.capacity_page import render
+
+render()
