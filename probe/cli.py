@@ -61,9 +61,9 @@ COMMANDS = {
     "it goes, what fits, what each lever would buy. Exits 0 when it fits, 1 when it does not or a --check missed.",
     "flags": "Print an engine's flags in a version: kind, default, values, since when, and for those about the KV cache "
     "what they do; or what changed between two versions, metrics included.",
-    "doctor": "Watch a server for a window (or read what is stored, or a Prometheus server), and tell what is wrong, how "
-    "sure that is, what only looks the same, and what to change; lint its flags, list advisories of its version. Exits "
-    "0 when nothing is wrong, 1 with findings, 3 when too little was seen to say.",
+    "doctor": "Watch a server for a window (or read what is stored, or a Prometheus server), and tell what is wrong, "
+    "how sure that is, what only looks the same, and what to change; lint its flags, list advisories of its version. "
+    "Exits 0 when nothing is wrong, 1 with findings, 3 when too little was seen to say.",
     "runbooks": "List the runbooks, show one, lint them (flags, metrics, queries, commands and links, for every version "
     "that a page states; exits 1 when it finds any), or compute the change that one advises for a target.",
     "bench": "Measure speed and memory on this machine, as ratios taken in one run. `bench attention`, `aot` and "

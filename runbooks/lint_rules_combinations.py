@@ -89,7 +89,7 @@ def pool_size(subject: Subject) -> Iterator[LintFinding]:
     if override is not None:
         yield LintFinding(
             "blocks-overridden",
-            "warn",
+            "info",
             "--num-gpu-blocks-override",
             f"the pool has {override} blocks whatever memory there is: a flag for tests",
             "leave it out",
