@@ -23,6 +23,11 @@ class Division:
     lines: tuple[str, ...]
 
 
+def sglang_kv(free_before: int, free_after_weights: int, fraction: float) -> int:
+    """SGLang: what weights have left, less the part of the GPU that is not static."""
+    return free_after_weights - int(free_before * (1 - fraction))
+
+
 def kv_of_free(free_bytes: int, fraction: float) -> int:
     """TensorRT-LLM: the KV cache is a fraction of what is free once weights and activations have their memory."""
     return int(free_bytes * fraction)

@@ -71,4 +71,4 @@ class Deployment:
     dcp: int = 1
     num_speculative_tokens: int = 0
     kv_offloading_per_rank: bool = False
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool | None = None

@@ -39,7 +39,8 @@ def engine_name(text: str) -> str:
 
 def version_numbers(text: str) -> tuple[int, ...] | None:
     """ "0.6.4.post1" -> (0, 6, 4, 1), "0.9.x V1" -> (0, 9), "0.29.1-rc1" -> (0, 29, 1); None where nothing is read."""
-    match = re.search(r"(?<![\d.])v?(\d+(?:\.\d+)+|\d+\.\d*(?=x))(?:\.?post(\d+))?", text.strip().lower())
+    text = re.sub(r"(?<=\d)x\b", "0", text.strip().lower())  # "0.2x" is some 0.20
+    match = re.search(r"(?<![\d.])v?(\d+(?:\.\d+)+)(?:\.?post(\d+))?", text)
     if match is None:
         return None
     numbers = tuple(int(part) for part in match[1].split(".") if part)

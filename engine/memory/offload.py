@@ -32,7 +32,10 @@ class HostTier:
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """Tiers against one host. tokens: KV tokens the tiers hold, all ranks together; 0 when the shape is unknown."""
+    """Tiers against one host. tokens: KV tokens the tiers hold, all ranks together; 0 when the shape is unknown.
+
+    error: more than 90% of the host is taken, which a command must refuse; does_not_fit: more than there is.
+    """
 
     ranks: int
     total_bytes: int
@@ -42,6 +45,7 @@ class OffloadPlan:
     verdict: OffloadVerdict
     reasons: tuple[str, ...]
     tokens: int
+    error: bool
 
 
 def plan_offload(
@@ -52,7 +56,7 @@ def plan_offload(
     base_bytes: int = 0,
     kv_bytes_per_token: int | None = None,
 ) -> OffloadPlan:
-    """Ranks x size against the host (memory, or a disk). More than 90% of it is an error.
+    """Ranks x size against the host (memory, or a disk). More than 90% of it is an error, more than all cannot fit.
 
     base_bytes: what is there already. kv_bytes_per_token: per rank; the tokens are those of the rank's own share,
     since every rank keeps its part of the same tokens.
@@ -70,7 +74,8 @@ def plan_offload(
     tokens = per_rank // kv_bytes_per_token if kv_bytes_per_token else 0
     share = None if host_bytes is None else (total + base_bytes) / host_bytes
     verdict, reasons = _judge(tiers, sizes, ranks, host_bytes, base_bytes, share)
-    return OffloadPlan(ranks, total, base_bytes, host_bytes, share, verdict, reasons, tokens)
+    error = share is not None and share > HARD_LIMIT
+    return OffloadPlan(ranks, total, base_bytes, host_bytes, share, verdict, reasons, tokens, error)
 
 
 def _judge(
@@ -99,7 +104,9 @@ def _judge(
         reasons.append(f"set {per_rank[0].flag} to at most {gib(room // ranks)} (80% of the host over {ranks} ranks)")
     elif tiers:
         reasons.append(f"set {tiers[0].flag} to at most {gib(room)} (80% of the host)")
-    return ("does_not_fit" if share > HARD_LIMIT else "at_risk"), tuple(reasons)
+    if share > HARD_LIMIT:
+        reasons.append("more than 90% of the host: start-up fails, or the node evicts the server")
+    return ("does_not_fit" if share > 1 else "at_risk"), tuple(reasons)
 
 
 def host_tier(deployment: Deployment) -> HostTier | None:

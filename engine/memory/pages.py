@@ -149,19 +149,18 @@ def two_pools(kinds: list[LayerKind], block_size: int, rank: Rank, window_share:
 
 
 def shared_pool(
-    kinds: list[LayerKind], block_size: int, rank: Rank, *, in_flight: int, state_blocks: int, exact_block: bool
+    kinds: list[LayerKind], block_size: int, rank: Rank, *, in_flight: int, state_blocks: int
 ) -> Layout:
     """vLLM's hybrid cache. in_flight: tokens of the batches in progress. state_blocks: blocks of a recurrent state.
 
-    exact_block: the block size was stated and is kept; else it grows until an attention page holds a state.
+    The block size grows until an attention page holds a recurrent layer's state.
     """
     kinds = [kind for kind in kinds if kind.group.attention != "none"]
     attention = [kind for kind in kinds if kind.group.attention != "recurrent"]
     if len({_memory_of(kind) for kind in kinds}) < 2 or not attention:
         layout = single_table(kinds, block_size, rank)
         return _windowed(layout, kinds, in_flight) if attention else _states_only(kinds, rank, state_blocks)
-    if not exact_block:
-        block_size = _block_size_for_states(kinds, attention, block_size, rank)
+    block_size = _block_size_for_states(kinds, attention, block_size, rank)
     page = max(page_bytes(kind, block_size, rank) for kind in attention)
     table_layers = _layers_per_table([kind.count for kind in kinds])
     tables = []

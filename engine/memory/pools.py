@@ -13,6 +13,8 @@ from engine.memory.slots import canonical_format, estimate_note
 
 SGLANG_WINDOW_SHARE = 0.8  # --swa-full-tokens-ratio
 SGLANG_STATE_SHARE = 0.9  # --mamba-full-memory-ratio: state memory over KV memory
+_STATES_CACHED_SINCE = (0, 26)  # vLLM: prefix caching of recurrent models by default, which keeps two states a request
+_CHUNKED_SINCE = (0, 12)  # vLLM: chunked local attention in the hybrid cache
 TURBOQUANT_EDGE_LAYERS = 4  # vLLM keeps the first two and the last two layers of these formats as the model computes
 
 
@@ -62,15 +64,18 @@ def _layout(kinds: list[LayerKind], deployment: Deployment, semantics: Semantics
         return single_table(kinds, block_size, rank)
     if not (deployment.hybrid_kv_cache and semantics.hybrid_manager):
         kinds = [_as_full(kind) for kind in kinds]
+    elif semantics.version < _CHUNKED_SINCE:
+        kinds = [_as_full(kind) if kind.group.attention == "chunked" else kind for kind in kinds]
     batches = semantics.in_flight_batches + (deployment.pp - 1 if semantics.in_flight_batches > 1 else 0)
-    aligned = deployment.enable_prefix_caching and semantics.version >= (0, 17)
+    cached = deployment.enable_prefix_caching
+    if cached is None:
+        cached = semantics.version >= _STATES_CACHED_SINCE
     return shared_pool(
         kinds,
         block_size,
         rank,
         in_flight=batches * (deployment.max_num_batched_tokens or 0),
-        state_blocks=(2 if aligned else 1) + deployment.num_speculative_tokens,
-        exact_block=block_size not in (16, 64),
+        state_blocks=(2 if cached and semantics.version >= (0, 15) else 1) + deployment.num_speculative_tokens,
     )
 
 

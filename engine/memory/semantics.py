@@ -6,6 +6,7 @@ memory_hook.py; TensorRT-LLM's KvCacheConfig; TGI's launcher. `resolve` fills a 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from engine.errors import ConfigError
@@ -85,8 +86,8 @@ def semantics_of(engine: str, version: str | None) -> Semantics:
     numbers, note = resolve_version(name, version)
     notes = (note,) if note else ()
     if name == "vllm":
-        old_word = "v0" in (version or "").lower().split()
-        v1 = numbers >= (0, 8) and not old_word
+        generation = re.search(r"\bv([01])\b(?![.\d])", (version or "").lower())
+        v1 = numbers >= (0, 8) if generation is None else generation[1] == "1" and numbers >= (0, 6)
         return Semantics(
             name,
             numbers,
@@ -95,7 +96,7 @@ def semantics_of(engine: str, version: str | None) -> Semantics:
             graphs_inside_budget=numbers >= (0, 21),
             global_cap=_vllm_global_cap(numbers, v1),
             null_block=v1,
-            hybrid_manager=v1 and numbers >= (0, 10),
+            hybrid_manager=v1 and numbers >= (0, 9, 1),
             v1=v1,
             profile=_vllm_profile(numbers),
             tokens_from_concurrency=numbers >= (0, 21),
@@ -219,7 +220,7 @@ def _v0_batched(semantics: Semantics, deployment: Deployment, length: int) -> in
 
 
 def _default_block(semantics: Semantics, deployment: Deployment) -> int:
-    if semantics.engine in ("sglang", "tgi"):
+    if semantics.engine == "sglang" or (semantics.engine == "tgi" and semantics.version >= (2, 3)):
         return 1
     if semantics.engine == "tensorrt-llm":
         return 32 if semantics.version >= (0, 16) else 64

@@ -47,6 +47,9 @@ def judge(
     """The verdict of a resolved deployment's pool."""
     needed = _needed_utilization(deployment, semantics, kv_bytes, parts, need)
     warnings = _warnings(deployment, semantics, tokens)
+    crowded = _crowded(deployment, semantics)
+    if crowded:
+        return Outcome("does_not_fit", crowded, warnings, None)
     if kv_bytes <= 0:
         return Outcome("does_not_fit", _no_pool(deployment, semantics, kv_bytes, parts, need), warnings, needed)
     if not need.fits:
@@ -72,6 +75,21 @@ def _needed_utilization(
     needed = deployment.gpu_memory_utilization + missing / total
     rounded = -(-int(needed * 1e6) // 100) / 1e4
     return rounded if 0 < rounded <= 1 else None
+
+
+def _crowded(deployment: Deployment, semantics: Semantics) -> tuple[str, ...]:
+    """vLLM starts only where as much is free as its utilization asks for."""
+    gpu, fraction, others = deployment.gpu, deployment.gpu_memory_utilization, deployment.other_processes_bytes
+    if semantics.engine != "vllm" or gpu is None or fraction is None or not others or semantics.global_cap:
+        return ()
+    budget, free = int(gpu.memory_bytes * fraction), gpu.memory_bytes - others
+    if free >= budget:
+        return ()
+    reason = (
+        f"other processes leave {gib(free)} free, less than the {gib(budget)} that {semantics.utilization_flag} "
+        f"{fraction:g} asks for: {gib(budget - free)} are missing"
+    )
+    return reason, f"first lever: {semantics.utilization_flag} {free / gpu.memory_bytes * 0.99:.2f}, or another GPU"
 
 
 def _no_pool(
@@ -183,6 +201,12 @@ def _warnings(deployment: Deployment, semantics: Semantics, tokens: int) -> tupl
         warnings.append(
             "the log's KV tokens are concurrency x max_model_len for this model: do not divide bytes by them, nor "
             "compare them across lengths"
+        )
+    in_flight = (deployment.max_num_seqs or 0) * (deployment.tokens_per_request or length)
+    if in_flight and tokens > 2 * in_flight:
+        warnings.append(
+            f"at most {in_flight:,} tokens can be in flight ({semantics.seqs_flag} {deployment.max_num_seqs} x "
+            f"{deployment.tokens_per_request or length:,}), the pool holds {tokens:,}: cap it, and others can have the rest"
         )
     if semantics.global_cap and semantics.engine == "vllm":
         warnings.append(
