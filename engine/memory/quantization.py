@@ -104,7 +104,7 @@ def _grouped(bits: int, config: Mapping[str, Any], *, zeros: bool, scale: int = 
 
 def _compressed_tensors(config: Mapping[str, Any]) -> tuple[str, float | None, str]:
     groups = config.get("config_groups")
-    first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights = first.get("weights") if isinstance(first, Mapping) else None
     if not isinstance(weights, Mapping) or not weights.get("num_bits"):
         return "compressed-tensors", None, "no bits named"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 
 from probe.commands.output import add_data_dir, print_json
 from probe.plan import options as flags
@@ -36,11 +35,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from probe.plan.check import check, check_text
+    from probe.plan import check
 
-    rows = check(options.check)
-    if options.json:
-        print_json([asdict(row) for row in rows])
-    else:
-        print(check_text(rows))
+    rows = check.check(options.check)
+    print_json(check.to_json(rows)) if options.json else print(check.text(rows))
     return 0 if all(row.passed for row in rows) else 1

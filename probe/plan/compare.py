@@ -30,7 +30,7 @@ _FIGURES: dict[str, tuple[Callable[[CapacityPlan], float], Callable[[float], str
 
 def changed_options(options: argparse.Namespace, words: str) -> argparse.Namespace:
     """The options of another plan: those of the first, and the flags in `words` (`--tp 8` or `tp=8 block-size=32`)."""
-    parts = []
+    parts: list[str] = []
     for word in shlex.split(words):
         plain = re.fullmatch(r"([A-Za-z][\w-]*)(?:=(.*))?", word)
         if plain and (plain[2] is not None or not parts or not parts[-1].startswith("--")):

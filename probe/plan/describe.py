@@ -73,8 +73,6 @@ def describe(options: argparse.Namespace, base: Deployment | None = None) -> Des
     notes: list[str] = []
     given = _given(options, notes)
     made = Deployment(shape=shape_of(options), **given) if base is None else replace(base, **given)
-    if options.model or options.model_config:
-        made = replace(made, shape=shape_of(options))
     if options.gpus is None:
         made = replace(made, num_gpus=made.tp * made.pp * made.dp if base is None else made.num_gpus)
     notes.extend(_gpu_notes(options, made))

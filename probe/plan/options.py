@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,14 @@ def _gpus(group: argparse._ArgumentGroup) -> None:
     add("--gpu", metavar="NAME", help="a preset, for example H100-80GB (--list-gpus)")
     add("--gpu-memory", type=memory, metavar="SIZE", help="what the driver reports of one GPU, for example 79.1GiB")
     add("--gpus", type=positive, metavar="N", help="GPUs in all (default: as many as tp x pp x dp)")
-    add("--tp", "--tensor-parallel-size", "-tp", "--tp-size", "--tp_size", "--num-shard", type=positive, metavar="N")
-    add("--pp", "--pipeline-parallel-size", "-pp", "--pp-size", "--pp_size", type=positive, metavar="N")
-    add("--dp", "--data-parallel-size", "-dp", "--dp-size", type=positive, metavar="N")
-    add("--dcp", "--decode-context-parallel-size", type=positive, metavar="N")
+    add("--tp", type=positive, metavar="N", help="also --tensor-parallel-size")
+    _also(group, "tp", positive, "--tensor-parallel-size", "-tp", "--tp-size", "--tp_size", "--num-shard")
+    add("--pp", type=positive, metavar="N", help="also --pipeline-parallel-size")
+    _also(group, "pp", positive, "--pipeline-parallel-size", "-pp", "--pp-size", "--pp_size")
+    add("--dp", type=positive, metavar="N", help="also --data-parallel-size")
+    _also(group, "dp", positive, "--data-parallel-size", "-dp", "--dp-size")
+    add("--dcp", type=positive, metavar="N", help="also --decode-context-parallel-size")
+    _also(group, "dcp", positive, "--decode-context-parallel-size", "-dcp")
     add("--enable-dp-attention", action="store_true", default=None)
     add("--stage-layers", type=numbers(int), metavar="N,N", help="layers of each pipeline stage")
     add("--host-memory", type=memory, metavar="SIZE", help="memory of the host, for offload")
@@ -59,25 +64,36 @@ def _gpus(group: argparse._ArgumentGroup) -> None:
 def _server(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--engine", metavar="ENGINE[@VERSION]", help="vllm, sglang, tensorrt-llm, tgi or kvoncall (default: vllm)")
-    add("--max-model-len", "--context-length", "--max_seq_len", "--max-total-tokens-per-request", type=tokens)
-    add("--max-num-seqs", "--max-running-requests", "--max_batch_size", type=positive, metavar="N")
-    batched = ("--max-num-batched-tokens", "--chunked-prefill-size", "--max_num_tokens", "--max-batch-prefill-tokens")
-    add(*batched, type=tokens, metavar="N")
-    add("--block-size", "--page-size", "--tokens-per-block", type=positive, metavar="N")
+    add("--max-model-len", type=tokens, metavar="TOKENS")
+    _also(group, "max_model_len", tokens, "--context-length", "--max_seq_len")
+    add("--max-num-seqs", type=positive, metavar="N")
+    _also(group, "max_num_seqs", positive, "--max-running-requests", "--max_batch_size")
+    add("--max-num-batched-tokens", type=tokens, metavar="TOKENS")
+    batched = ("--chunked-prefill-size", "--max_num_tokens", "--max-batch-prefill-tokens")
+    _also(group, "max_num_batched_tokens", tokens, *batched)
+    add("--block-size", type=positive, metavar="TOKENS")
+    _also(group, "block_size", positive, "--page-size", "--tokens-per-block")
     add("--kv-cache-dtype", metavar="FORMAT")
     add("--kv-cache-dtype-skip-layers", nargs="+", metavar="LAYER")
-    utilization = ("--gpu-memory-utilization", "--mem-fraction-static", "--free-gpu-memory-fraction")
-    add(*utilization, "--kv-cache-free-gpu-memory-fraction", "--cuda-memory-fraction", type=float, metavar="SHARE")
-    add("--enforce-eager", "--disable-cuda-graph", action=argparse.BooleanOptionalAction, default=None)
+    add("--gpu-memory-utilization", type=float, metavar="SHARE")
+    shares = ("--mem-fraction-static", "--kv_cache_free_gpu_memory_fraction", "--cuda-memory-fraction")
+    _also(group, "gpu_memory_utilization", float, *shares)
+    add("--enforce-eager", action=argparse.BooleanOptionalAction, default=None)
+    add("--disable-cuda-graph", dest="enforce_eager", action="store_true", default=None, help=argparse.SUPPRESS)
     add("--disable-hybrid-kv-cache-manager", action=argparse.BooleanOptionalAction, default=None)
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=None)
     add("--num-gpu-blocks-override", type=positive, metavar="N")
     add("--kv-cache-memory-bytes", type=memory, metavar="SIZE")
-    add("--max-total-tokens", "--max-kv-tokens", dest="max_kv_tokens", type=tokens, metavar="N")
+    add("--max-total-tokens", dest="max_kv_tokens", type=tokens, metavar="TOKENS", help="SGLang's cap on the pool")
     add("--kv-offloading-size", type=float, metavar="GIB", help="KV in host memory: GiB over all ranks")
     add("--kv-offloading-per-rank", action="store_true", default=None, help="the size above is taken by every rank")
     add("--max-lora-rank", type=positive, metavar="N")
     add("--max-loras", type=positive, metavar="N")
+
+
+def _also(group: argparse._ArgumentGroup, dest: str, kind: Callable[[str], Any], *names: str) -> None:
+    """Other engines' names of a flag: taken, not listed."""
+    group.add_argument(*names, dest=dest, type=kind, help=argparse.SUPPRESS)
 
 
 def _stated(group: argparse._ArgumentGroup) -> None:

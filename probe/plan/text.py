@@ -11,8 +11,8 @@ from engine.memory.units import gib
 from runbooks.knowledge.attention import AttentionRow
 from runbooks.knowledge.template_parts import TemplateAdvice
 
-WIDTH = 100
-_BAR = 30
+WIDTH, WIDE = 100, 120
+_BAR = 24
 _VERDICTS = {"fits": "FITS", "at_risk": "AT RISK", "does_not_fit": "DOES NOT FIT"}
 
 
@@ -73,14 +73,20 @@ def _pool(plan: CapacityPlan) -> str:
 
 
 def _memory(plan: CapacityPlan) -> str:
-    total = plan.deployment.gpu.memory_bytes if plan.deployment.gpu else sum(part.bytes for part in plan.parts)
+    made = plan.deployment
+    total = made.gpu.memory_bytes if made.gpu else sum(part.bytes for part in plan.parts)
     lines = []
     for part in plan.parts:
         if not part.bytes:
             continue
+        how = part.how
+        if part.name == "weights" and made.weights_bytes is None and made.tp * made.pp > 1:
+            how += f" over {made.tp * made.pp} ranks"
+        if not part.inside_budget:
+            how += " (outside the budget)"
         bar = "#" * max(0, round(_BAR * part.bytes / total))
-        outside = "" if part.inside_budget else "  (outside the budget)"
-        lines.append(f"  {part.name:18} {gib(part.bytes):>12}  {bar:{_BAR}}  {part.how}{outside}".rstrip())
+        start = f"  {part.name:18} {gib(part.bytes):>12}  {bar:{_BAR}}  "
+        lines.append(textwrap.fill(how, WIDE, initial_indent=start, subsequent_indent=" " * len(start)))
     budget = ""
     if plan.budget_bytes is not None and plan.gpu_memory_utilization is not None:
         budget = f", budget {gib(plan.budget_bytes)} at {plan.gpu_memory_utilization:g}"
@@ -91,8 +97,9 @@ def _articles(plan: CapacityPlan) -> str:
     rule = plan.articles
     low, high = rule.concurrent_safety_1_5, rule.concurrent_safety_1_3
     about = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    length = f"requests of {rule.tokens_per_request:,} tokens"
     return _wrapped(
-        f"Rule of thumb, (GPU - weights) / (KV of a request x 1.3 to 1.5): {about} requests of {rule.tokens_per_request:,} tokens; "
+        f"Rule of thumb, (GPU - weights) / (KV of a request x 1.3 to 1.5): {about} {length}; "
         f"exact {rule.exact_concurrency:,.2f}. {rule.guidance}",
         "",
     )
