@@ -51,7 +51,8 @@ def why_refused(text: str, pages: Collection[str]) -> str:
         return ""  # has a parser of its own, in a room that needs torch
     try:
         made = parser(name)
-        unknown = [word for word in rest if word.startswith("--") and not _takes(made, word.partition("=")[0])]
+        flags = [word.partition("=")[0] for word in rest if word.startswith("--") and " " not in word]
+        unknown = [flag for flag in flags if not _takes(made, flag)]
         if unknown:
             return f"{name} has no {unknown[0]}"
         options = made.parse_args(rest)

@@ -28,18 +28,23 @@ class Span:
 
 @dataclass(frozen=True)
 class Block:
-    """`section` has the English heading in every language; "" above the first."""
+    """`section` has the English heading in every language; "" above the first. `language`: of a fenced block."""
 
     kind: str
     section: str
     line: int
     text: str
+    language: str = ""
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         if self.kind == FENCE:
-            lines = self.text.splitlines()
-            return tuple(Span(line.strip(), self.line + at, 0) for at, line in enumerate(lines) if line.strip())
+            lines = enumerate(self.text.splitlines(), self.line)
+            return tuple(
+                Span(line.strip(), number, 0)
+                for number, line in lines
+                if self.language == "promql" or line.lstrip().startswith(("kvoncall ", "$ "))
+            )
         return tuple(
             Span(" ".join(match[1].split()), self.line_at(match.start()), match.start())
             for match in _SPAN.finditer(self.text)
@@ -113,14 +118,14 @@ def read_document(path: Path) -> Document:
 
 def _blocks(body: str, first_line: int, lang: str) -> Iterator[Block]:
     names = dict(zip(HEADINGS.get(lang, SECTIONS), SECTIONS, strict=True))
-    section, start, lines, fenced = "", 0, list[str](), False
+    section, start, lines, fenced, language = "", 0, list[str](), False, ""
     for number, line in enumerate(body.split("\n"), first_line):
         if line.lstrip().startswith("```"):
             if fenced and lines:
-                yield Block(FENCE, section, start, "\n".join(lines))
+                yield Block(FENCE, section, start, "\n".join(lines), language)
             elif lines:
                 yield Block(TEXT, section, start, "\n".join(lines))
-            fenced, lines, start = not fenced, [], number + 1
+            fenced, lines, start, language = not fenced, [], number + 1, line.strip().strip("`").strip()
             continue
         row, heading = line.lstrip().startswith("|"), line.startswith("#")
         if not fenced and lines and (not line.strip() or row or heading or _NEW_BLOCK.match(line)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from probe.runbook_lint.document import Block, Document, Span, tables
@@ -57,9 +58,10 @@ def exists(engine: str, version: str | None, flag: str) -> bool:
     return why_absent(engine, version, flag) is None
 
 
-def life(engine: str, flag: str) -> list[str]:
+@lru_cache(maxsize=2048)
+def life(engine: str, flag: str) -> tuple[str, ...]:
     """The versions read that have the flag."""
-    return [version for version in known_versions(engine) if exists(engine, version, flag)]
+    return tuple(version for version in known_versions(engine) if exists(engine, version, flag))
 
 
 def _declared(page: Document) -> Iterator[LintFinding]:
@@ -83,21 +85,32 @@ def _why_wrong(meta: dict[str, Any], engine: str, flag: str, entry: Any) -> Iter
     since, until = entry.get("since", {}).get(engine), entry.get("until", {}).get(engine)
     last = here[-1] if here[-1] != known_versions(engine)[-1] else None
     first = here[0] if here[0] != known_versions(engine)[0] else None
-    if since is not None and not _same(since, first):
+    if since is not None and since != first:
         yield f"since of {flag} is {since}", f"{engine} has it since {first or here[0]}", "flag-span"
-    if until is not None and not _same(until, last):
+    if until is not None and until != last:
         yield f"until of {flag} is {until}", f"{engine} has it up to {last or here[-1]}", "flag-span"
     asked = flag_versions(meta, engine)
+    yield from (
+        (what, write, "flag-not-in-range") for what, write in _uncovered(asked, here, engine, flag, since, until)
+    )
+
+
+def _uncovered(
+    asked: list[str], here: tuple[str, ...], engine: str, flag: str, since: str | None, until: str | None
+) -> Iterator[tuple[str, str]]:
+    """(what, write) for versions of the range that lack the flag, where since and until do not leave them out."""
     known = known_versions(engine)
+    first, last = known.index(here[0]), known.index(here[-1])
     missing = [version for version in asked if version not in here]
-    if since is None and any(known.index(version) < known.index(here[0]) for version in missing):
-        yield f"{flag} is not in {engine} {missing[0]}", f'since: {{{engine}: "{here[0]}"}}', "flag-not-in-range"
-    if until is None and any(known.index(version) > known.index(here[-1]) for version in missing):
-        yield f"{flag} is not in {engine} {missing[-1]}", f'until: {{{engine}: "{here[-1]}"}}', "flag-not-in-range"
-
-
-def _same(stated: str, known: str | None) -> bool:
-    return known is not None and stated == known
+    before = [version for version in missing if known.index(version) < first]
+    after = [version for version in missing if known.index(version) > last]
+    between = [version for version in missing if first < known.index(version) < last]
+    if before and since is None:
+        yield f"{flag} is not in {engine} {before[0]}", f'since: {{{engine}: "{here[0]}"}}'
+    if after and until is None:
+        yield f"{flag} is not in {engine} {after[-1]}", f'until: {{{engine}: "{here[-1]}"}}'
+    if between:
+        yield f"{flag} is not in {engine} {between[0]}, though before and after", "a range that leaves it out"
 
 
 def _near(flag: str, engines: list[str]) -> str:
@@ -115,15 +128,13 @@ def _gone(page: Document) -> Iterator[LintFinding]:
         if not name.startswith("--"):
             continue  # a metric
         for engine, last in spans.items():
-            here = life(engine, name) if engine != EMBEDDED else []
-            newest = known_versions(engine)[-1:] if engine != EMBEDDED else ()
+            here = life(engine, name)
+            there_still = bool(here) and here[-1] == known_versions(engine)[-1]
             true = here[-1] if here else NEVER
-            if last != true or tuple(here[-1:]) == newest:
-                write = "take it out of gone: the newest release has it" if tuple(here[-1:]) == newest else f"{true!r}"
-                yield LintFinding(
-                    page.file, page.line_of_key("gone", name), "flag-gone",
-                    f"{name} is said to be last in {engine} {last}", write,
-                )  # fmt: skip
+            if last != true or there_still:
+                write = "nothing: take it out of gone, the newest release has it" if there_still else repr(true)
+                what = f"{name} is said to be last in {engine} {last}"
+                yield LintFinding(page.file, page.line_of_key("gone", name), "flag-gone", what, write)
 
 
 def _named(page: Document, block: Block, flag: str, offset: int) -> Iterator[LintFinding]:
@@ -154,12 +165,9 @@ def _throughout(meta: dict[str, Any], engine: str, flag: str) -> bool:
 def _unsaid_bounds(page: Document) -> Iterator[LintFinding]:
     """A flag that part of the range lacks: somewhere beside its name the page must say since or until when."""
     for flag, entry in page.meta["flags"].items():
-        mentions = [
-            (block, offset) for block in page.blocks for name, offset in flags_in(block) if name == flag
-        ]  # fmt: skip
+        mentions = [(block, offset) for block in page.blocks for name, offset in flags_in(block) if name == flag]
         for engine in entry["engines"]:
-            here = life(engine, flag) if engine != EMBEDDED else []
-            asked = flag_versions(page.meta, engine) if engine != EMBEDDED else []
+            here, asked = life(engine, flag), flag_versions(page.meta, engine)
             if not mentions or not here or not asked or all(version in here for version in asked):
                 continue
             unsaid = [
