@@ -136,6 +136,8 @@ def _placed(options: argparse.Namespace, made: Deployment, facts: TargetFacts, n
     """With the GPUs it runs on; where nobody tells them, from the blocks that the server measured."""
     if made.gpu is None and facts.device_memory_bytes:
         made = replace(made, gpu=Gpu("the engine's own memory", facts.device_memory_bytes))
+    if made.engine == "kvoncall" and made.non_torch_bytes is None:  # beside the pool: records of blocks, open blocks
+        made = replace(made, non_torch_bytes=(facts.bookkeeping_bytes or 0) + (facts.open_blocks_bytes or 0))
     if facts.tp is None and options.tp is None and made.engine != "kvoncall":
         notes.append("the server does not tell its tensor-parallel size: taken as 1; add --tp")
     if made.gpu is None and not (options.gpu or options.gpu_memory) and facts.num_gpu_blocks:
