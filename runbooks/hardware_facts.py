@@ -10,8 +10,8 @@ from engine.memory.shape import ModelShape
 from runbooks.cache_config_info import whole
 from runbooks.hardware import capability_of
 
-_TP_FLAGS = ("--tensor-parallel-size", "--tp-size", "--num-shard")
-_PP_FLAGS = ("--pipeline-parallel-size", "--pp-size")
+_TP_FLAGS = ("--tensor-parallel-size", "--tp-size", "--tp_size", "--num-shard")
+_PP_FLAGS = ("--pipeline-parallel-size", "--pp-size", "--pp_size")
 
 
 def read_hardware(facts: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runbooks.changes import Draft
 from runbooks.engine_names import flag_for, metric_for
+from runbooks.facts import TargetFacts
 from runbooks.remedies.pool import requests_held
 
 
@@ -47,15 +48,23 @@ def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: boo
         flag,
         held,
         why=f"the {pool} holds {sum_}; {ceiling} at once would want {ceiling * need} tokens.",
-        expected="admitted requests keep their blocks to the end: no preemption, no recomputed work",
+        expected=f"admitted requests want {held * need} of {pool_tokens} tokens at their end, and keep their "
+        f"blocks: no "
+        f"preemption{_now_preempted(facts)}",
         cost=f"requests beyond {held} queue, so time to first token grows by their wait{queue}",
         verify=f"{no_preemptions(facts.engine)} and {metric_for(facts.engine, 'vllm:num_requests_running')} <= {held}",
     )
 
 
+def _now_preempted(facts: TargetFacts) -> str:
+    seen = facts.traffic.preemptions
+    return f", {seen} in the window before" if seen else ""
+
+
 def bound_queue(draft: Draft, pool_tokens: int | None) -> None:
     """Proposes --max-num-queued-reqs = the requests the pool holds, where the queue has no bound."""
-    flag, facts = "--max-num-queued-reqs", draft.facts
+    facts = draft.facts
+    flag = flag_for(facts.engine, "--max-num-queued-reqs")
     need, source = facts.request_tokens
     if pool_tokens is None or need is None:
         draft.lacks("the pool's size and the requests' length in tokens")
@@ -69,15 +78,21 @@ def bound_queue(draft: Draft, pool_tokens: int | None) -> None:
             held,
             why=f"the pool of {pool_tokens} tokens holds {held} requests of {need} tokens ({source}); with as many "
             "waiting, the last in the queue waits about as long as one full batch takes.",
-            expected="a bounded wait; a router or client can go elsewhere at once",
+            expected=f"at most {held} wait, {_at_the_peak(facts)}a router or client can go elsewhere at once",
             cost=f"beyond {held} waiting, requests are refused with 503",
             verify=f"vllm:num_requests_waiting <= {held}",
         )
 
 
+def _at_the_peak(facts: TargetFacts) -> str:
+    seen = facts.traffic.peak_waiting
+    return f"{seen} at the peak; " if seen else ""
+
+
 def more_sequences(draft: Draft) -> bool:
     """Proposes a higher --max-num-seqs where that limit was reached and the pool holds more; tells whether it did."""
-    flag, facts = "--max-num-seqs", draft.facts
+    facts = draft.facts
+    flag = flag_for(facts.engine, "--max-num-seqs")
     need, source = facts.request_tokens
     now, running, pool = facts.max_num_seqs, facts.traffic.peak_running, facts.kv_cache_size_tokens
     if now is None or running is None:
@@ -113,7 +128,8 @@ def more_sequences(draft: Draft) -> bool:
 
 def context_that_fits(draft: Draft) -> bool:
     """Proposes --max-model-len = the pool's tokens where a longer request would be accepted; tells whether it did."""
-    flag, facts = "--max-model-len", draft.facts
+    facts = draft.facts
+    flag = flag_for(facts.engine, "--max-model-len")
     pool, longest = facts.kv_cache_size_tokens, facts.max_model_len
     if pool is None or longest is None:
         draft.lacks(f"the pool's size in tokens and {flag}")
@@ -127,7 +143,7 @@ def context_that_fits(draft: Draft) -> bool:
         to,
         why=f"the pool holds {pool} tokens and requests of up to {longest} are accepted: one beyond {to} can never "
         "be served, and waits or is preempted for ever.",
-        expected="such a request is refused at once, with an error its client sees",
+        expected=f"a request of {to + 1} to {longest} tokens is refused at once, with an error its client sees",
         cost=f"no request beyond {to} tokens; with speculative decoding go lower, its look-ahead takes blocks too",
         verify="vllm:num_requests_running > 0",
     )

@@ -1,9 +1,18 @@
-"""What to do on engines whose flags are not vLLM's: in words, as the values in force are not among their metrics."""
+"""What to do on engines whose flags are not vLLM's: computed where the values in force are known, else in words."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from runbooks.changes import Draft, Recommendation
 from runbooks.engine_names import SGLANG, TENSORRT_LLM
+from runbooks.remedies.sglang_levers import LEVERS as SGLANG_LEVERS
+from runbooks.remedies.tensorrt_llm_levers import LEVERS as TENSORRT_LLM_LEVERS
+
+_LEVERS: dict[str, dict[str, Callable[[Draft], None]]] = {
+    SGLANG: SGLANG_LEVERS,
+    TENSORRT_LLM: TENSORRT_LLM_LEVERS,
+}
 
 _SGLANG_POOL = (
     "Raise --mem-fraction-static while device memory is left: it sizes weights and KV pool together, unset it is "
@@ -83,12 +92,21 @@ _STEPS: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def steps_elsewhere(draft: Draft) -> Recommendation:
-    """Adds what is known for the target's engine to the steps, and ends the draft."""
+    """Pulls what levers the target's engine has, adds what is known of it to the steps, and ends the draft."""
     engine = draft.facts.engine
+    lever = _LEVERS.get(engine, {}).get(draft.runbook)
+    if lever is not None:
+        lever(draft)
     for step in _STEPS.get((draft.runbook, engine), ()):
         draft.step(step)
     if draft.changes:
-        return draft.done(", ".join(f"{c.flag} {c.to}" for c in draft.changes) + "; then the steps")
+        return draft.done(", ".join(_in_words(c.flag, c.to) for c in draft.changes) + "; then the steps")
     if draft.steps:
         return draft.done(f"No value can be computed for {engine}: do the steps")
     return draft.done(f"What {engine} offers against this is not known here: the page's diagnosis holds, flags do not")
+
+
+def _in_words(flag: str, to: object) -> str:
+    if to is None:
+        return f"remove {flag}"
+    return flag if to is True else f"{flag} {to}"

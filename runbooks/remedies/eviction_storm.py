@@ -6,10 +6,11 @@ First more pool (no cost in queueing), then as many sequences as the pool holds.
 from __future__ import annotations
 
 from runbooks.changes import Draft, Recommendation
-from runbooks.engine_names import SGLANG, has_vllm_flags
+from runbooks.engine_names import has_vllm_flags
 from runbooks.facts import TargetFacts
 from runbooks.remedies.admission import fit_max_num_seqs
 from runbooks.remedies.elsewhere import steps_elsewhere
+from runbooks.remedies.fewer_bits import consider_eight_bits
 from runbooks.remedies.pool import UTILIZATION, more_pool, size
 from runbooks.wrong_way import WRONG_WAY
 
@@ -19,11 +20,10 @@ def advise(facts: TargetFacts) -> Recommendation:
     draft = Draft("eviction-storm", facts)
     before = facts.kv_cache_size_tokens
     if not has_vllm_flags(facts.engine):
-        if facts.engine == SGLANG:
-            fit_max_num_seqs(draft, before, after_change=False)
         return steps_elsewhere(draft)
     after = more_pool(draft)
     fit_max_num_seqs(draft, after, after_change=after != before)
+    consider_eight_bits(draft)
     refuse_less_pool(draft)
     if not draft.changes:
         return draft.done("nothing can be computed that would help; see what is missing and what was refused")

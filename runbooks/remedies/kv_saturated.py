@@ -7,6 +7,7 @@ from runbooks.engine_names import has_vllm_flags
 from runbooks.facts import TargetFacts
 from runbooks.remedies.admission import bound_queue
 from runbooks.remedies.elsewhere import steps_elsewhere
+from runbooks.remedies.fewer_bits import consider_eight_bits
 from runbooks.remedies.pool import more_pool
 
 
@@ -18,6 +19,7 @@ def advise(facts: TargetFacts) -> Recommendation:
     pool = more_pool(draft)
     draft.refuse("--max-num-seqs", "higher", "will not help: the pool is full, more sequences cannot be admitted")
     bound_queue(draft, pool)
+    consider_eight_bits(draft)
     if not draft.changes:
         return draft.done("flags will not help: add replicas, or send less")
     return draft.done("Make the pool as large as fits and bound the queue; capacity is the lasting answer")

@@ -48,11 +48,22 @@ def more_pool(draft: Draft, *, for_cache: bool = False) -> int | None:
     wanted = None if for_cache else wanted_tokens(facts)
     if not has_vllm_flags(facts.engine):
         return facts.kv_cache_size_tokens
+    if not for_cache and facts.traffic.compute_bound:
+        draft.refuse(UTILIZATION, "higher", why_compute_bound(facts))
+        return facts.kv_cache_size_tokens
     if facts.flags.get(EXPLICIT_POOL) is not None:
         return _larger_explicit_pool(draft, wanted)
     if facts.flags.get(BLOCKS_OVERRIDE) is not None:
         return _without_override(draft)
     return _higher_utilization(draft, wanted)
+
+
+def why_compute_bound(facts: TargetFacts) -> str:
+    """Why no pool, however large, shortens a queue that waits for computing."""
+    usage, waiting = facts.traffic.kv_usage_peak or 0.0, facts.traffic.peak_waiting
+    return (
+        f"will not help: the pool was {usage:.0%} full at most while {waiting} requests waited; they wait for computing"
+    )
 
 
 def _higher_utilization(draft: Draft, wanted: int | None) -> int | None:

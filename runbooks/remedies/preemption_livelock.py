@@ -7,7 +7,7 @@ reserve at admission does what can be done without them.
 from __future__ import annotations
 
 from runbooks.changes import Draft, Recommendation
-from runbooks.engine_names import SGLANG, has_vllm_flags
+from runbooks.engine_names import has_vllm_flags
 from runbooks.facts import TargetFacts
 from runbooks.remedies.admission import context_that_fits, fit_max_num_seqs, no_preemptions
 from runbooks.remedies.elsewhere import steps_elsewhere
@@ -28,8 +28,6 @@ def advise(facts: TargetFacts) -> Recommendation:
     )
     pool = facts.kv_cache_size_tokens
     if not has_vllm_flags(facts.engine):
-        if facts.engine == SGLANG:
-            fit_max_num_seqs(draft, pool, after_change=False)
         return steps_elsewhere(draft)
     shorter = context_that_fits(draft)
     fit_max_num_seqs(draft, pool, after_change=False)

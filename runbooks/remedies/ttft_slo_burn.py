@@ -13,6 +13,7 @@ from runbooks.facts import TargetFacts
 from runbooks.isolation_flags import PREFIX_CACHING
 from runbooks.remedies.admission import bound_queue, more_sequences
 from runbooks.remedies.elsewhere import steps_elsewhere
+from runbooks.remedies.fewer_bits import consider_eight_bits
 from runbooks.remedies.pool import more_pool
 
 ID = "ttft-slo-burn"
@@ -61,6 +62,7 @@ def _shorter_queue(draft: Draft) -> None:
     if not more_sequences(draft):
         pool = more_pool(draft)
         bound_queue(draft, pool)
+        consider_eight_bits(draft)
 
 
 def _fewer_steps(draft: Draft) -> None:
