@@ -68,7 +68,7 @@ def attention_table(
     group = groups[0]
     heads = shape.num_q_heads
     key, value = _widths(group, key_dim, value_dim)
-    own = _kind(group, heads)
+    own = kind_of(group, heads)
     grouped = group.num_kv_heads if own == "GQA" else max(2, heads // 8)
     layers = sum(one.count for one in groups)
     counts = {"MHA": heads, "GQA": grouped, "MQA": 1}
@@ -87,7 +87,8 @@ def _widths(group: LayerGroup, key_dim: int | None, value_dim: int | None) -> tu
     return key, value_dim or group.v_head_dim or (group.head_dim or _DEEPSEEK_VALUE)
 
 
-def _kind(group: LayerGroup, heads: int) -> str:
+def kind_of(group: LayerGroup, heads: int) -> str:
+    """The way of attention of a group of layers under so many query heads."""
     if group.attention == "latent":
         return "MLA"
     if group.num_kv_heads == 1:
