@@ -33,6 +33,7 @@ kvoncall: operations dashboard and incident toolkit for the KV cache of LLM serv
   kvoncall backtest RULE        would a rule have fired on what is stored?
   kvoncall plan …               memory plan: what fits, where it goes, what each lever buys (--levers, --check FILE)
   kvoncall flags ENGINE VER     flags of an engine's version; flags diff OLDER NEWER
+  kvoncall catalog add WHEEL    flags and metrics of another release, read from its source; catalog list
   kvoncall doctor TARGET        what is wrong with a server now, what only looks like it, what to change
   kvoncall runbooks …           list, show, lint: what to do about an incident; advise ID: the change for a target
   kvoncall bench WHAT           attention, decode, formats, scheduler, prefix, memory, collect, rules, store or all;
@@ -64,6 +65,8 @@ COMMANDS = {
     "doctor": "Watch a server for a window (or read what is stored, or a Prometheus server), and tell what is wrong, "
     "how sure that is, what only looks the same, and what to change; lint its flags, list advisories of its version. "
     "Exits 0 when nothing is wrong, 1 with findings, 3 when too little was seen to say.",
+    "catalog": "Read the flags and metrics of another release of vLLM or SGLang from its wheel, sdist or source tree, "
+    "without running it, tell what changed against the nearest older version known, and with --write keep it.",
     "runbooks": "List the runbooks, show one, lint them (flags, metrics, queries, commands and links, for every version "
     "that a page states; exits 1 when it finds any), or compute the change that one advises for a target.",
     "bench": "Measure speed and memory on this machine, as ratios taken in one run. `bench attention`, `aot` and "
@@ -131,6 +134,7 @@ def _reported_errors() -> tuple[type[Exception], ...]:
         "probe.replay.scenario": "ReplayError",
         "runbooks.load": "RunbookError",
         "runbooks.catalog_data": "CatalogError",
+        "runbooks.command_edit": "CommandError",
         "engine.supervisor": "EngineStartError",
     }
     for module, name in modules.items():

@@ -88,9 +88,14 @@ def all_flags(engine: str, version: str | None) -> list[FlagFacts]:
     data = load(engine)
     if data is None:
         return []
-    at = nearest(engine, version, data.versions)[0]
-    flags = [_facts(engine, data, at, name, form) for name, form in sorted(data.at(at).items())]
-    env = (_env_facts(engine, data, at, name) for name in sorted(notes(engine).get("env", {})))
+    return facts_of(data, nearest(engine, version, data.versions)[0])
+
+
+def facts_of(data: CatalogData, version: str) -> list[FlagFacts]:
+    """Every flag of a version that this catalog has."""
+    engine = data.engine
+    flags = [_facts(engine, data, version, name, form) for name, form in sorted(data.at(version).items())]
+    env = (_env_facts(engine, data, version, name) for name in sorted(notes(engine).get("env", {})))
     return flags + [facts for facts in env if facts is not None]
 
 

@@ -142,7 +142,8 @@ def _named(modules: Modules, name: str, path: str, depth: int) -> list[Hint]:
         source = ClassSource(where, statement)
         if source.decorators() & {"dataclass", "config"}:
             return [Hint("dataclass")]
-        return [Hint("mapping" if any(last_name(b) == "dict" for b in statement.bases) else "other")]
+        bases = (base.value if isinstance(base, ast.Subscript) else base for base in statement.bases)
+        return [Hint("mapping" if any(last_name(base) in _MAPPINGS for base in bases) else "other")]
     if isinstance(statement, ast.Assign | ast.AnnAssign):
         return hints(modules, statement.value, where, depth + 1)
     return [Hint("other")]
@@ -181,11 +182,7 @@ def kind_of(alternatives: list[Hint]) -> str:
     for kind, result in (("bool", "bool"), ("literal", "choice"), ("sequence", "list"), ("int", "int")):
         if kind in kinds:
             return result
-    if "float" in kinds:
-        return "float"
-    if "mapping" in kinds:
-        return "str" if kinds & {"str", "other"} else "json"
-    return "str"
+    return "float" if "float" in kinds else "json" if "mapping" in kinds else "str"
 
 
 def arguments_of_call(modules: Modules, node: ast.Call, scope: Scope, base: Arguments | None = None) -> Arguments:
@@ -247,7 +244,7 @@ def _kind_of_parser(node: ast.expr) -> str:
     inner = re.match(r"(?:nullable|optional_type|parse_type)\((int|float|str)\)", text)
     if inner:
         return inner[1]
-    return "str" if name in ("nullable_str", "union_dict_and_str") else "value"
+    return {"nullable_str": "str", "union_dict_and_str": "json"}.get(name, "value")
 
 
 def _says_deprecated(modules: Modules, node: ast.expr | None, scope: Scope) -> bool:

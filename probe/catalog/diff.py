@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,12 +32,23 @@ class Change:
 
 def diff(engine: str, older: str, newer: str, *, kv: bool = False) -> list[Change]:
     """Changes of flags, then of metrics, from one version read to another; `kv`: only flags about the KV cache."""
-    before = {facts.name: facts for facts in all_flags(engine, older)}
-    after = {facts.name: facts for facts in all_flags(engine, newer)}
-    flags = [change for change in _flags(before, after) if change.kv or not kv]
-    metrics = list(_metrics(metrics_at(engine, older), metrics_at(engine, newer)))
+    flags = [c for c in flag_changes(all_flags(engine, older), all_flags(engine, newer)) if c.kv or not kv]
+    return flags + metric_changes(metrics_at(engine, older), metrics_at(engine, newer))
+
+
+def flag_changes(before: Iterable[FlagFacts], after: Iterable[FlagFacts]) -> list[Change]:
+    """What differs between two sets of flags, in `ORDER`."""
+    return _sorted(_flags({facts.name: facts for facts in before}, {facts.name: facts for facts in after}))
+
+
+def metric_changes(before: Mapping[str, ExposedMetric], after: Mapping[str, ExposedMetric]) -> list[Change]:
+    """What differs between two sets of metrics, in `ORDER`."""
+    return _sorted(_metrics(before, after))
+
+
+def _sorted(found: Iterable[Change]) -> list[Change]:
     rank = {what: place for place, what in enumerate(ORDER)}
-    return sorted(flags, key=lambda c: (rank[c.what], c.name)) + sorted(metrics, key=lambda c: (rank[c.what], c.name))
+    return sorted(found, key=lambda change: (rank[change.what], change.name))
 
 
 def _flags(before: dict[str, FlagFacts], after: dict[str, FlagFacts]) -> Iterator[Change]:
@@ -82,7 +93,7 @@ def _choices_note(old: tuple[Any, ...] | None, new: tuple[Any, ...] | None) -> s
     return " ".join(more + [f"-{choice}" for choice in old if choice not in new])
 
 
-def _metrics(before: dict[str, ExposedMetric], after: dict[str, ExposedMetric]) -> Iterator[Change]:
+def _metrics(before: Mapping[str, ExposedMetric], after: Mapping[str, ExposedMetric]) -> Iterator[Change]:
     for name in before.keys() - after.keys():
         yield Change("removed", "metric", name, before[name].type)
     for name in after.keys() - before.keys():
@@ -92,7 +103,7 @@ def _metrics(before: dict[str, ExposedMetric], after: dict[str, ExposedMetric]) 
         old, new = before[name], after[name]
         if old.type != new.type:
             yield Change("type", "metric", name, old.type, new.type)
-        if set(old.labels) != set(new.labels):
+        if set(old.labels) != set(new.labels) and not (old.open_labels or new.open_labels):
             yield Change("labels", "metric", name, list(old.labels), list(new.labels))
         if old.hidden != new.hidden:
             yield Change("hidden", "metric", name, old.hidden, new.hidden)

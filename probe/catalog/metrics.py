@@ -66,6 +66,8 @@ def _forms_at(metrics: Mapping[str, Any], versions: tuple[str, ...], at: str) ->
         for spec in specs:
             first, last = span(spec["versions"], versions)
             if first <= here <= last:
-                labels = tuple(spec["labels"])
-                found[name] = ExposedMetric(name, spec["type"], labels, versions[first], versions[last])
+                labels, more = tuple(spec["labels"]), spec.get("open_labels", False)
+                found[name] = ExposedMetric(
+                    name, spec["type"], labels, versions[first], versions[last], open_labels=more
+                )
     return found
