@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from runbooks.load import Runbook
 
 ACTIONS = ("list", "show", "lint", "advise")
-FORMS = ("text", "launch", "helm", "compose", "json")
-_BELONGS = {"lang": ("list", "show"), "target": ("advise",), "facts": ("advise",), "form": ("advise",)}
+FORMS = ("text", "launch", "helm", "compose", "kubernetes", "json")
+_BELONGS = {
+    "lang": ("list", "show"),
+    "target": ("advise",),
+    "facts": ("advise",),
+    "form": ("advise",),
+    "launch_command": ("advise",),
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--lang", metavar="LANG", help="list, show: en or zh")
     add("--target", metavar="NAME|URL", help="advise: compute for this target")
     add("--facts", metavar="FILE", help="advise: compute from facts in a JSON file (- reads stdin)")
-    add("--as", dest="form", choices=FORMS, help="advise: the change as text, launch command, Helm values, environment")
+    add("--as", dest="form", choices=FORMS, help="advise: the form of the change (default: text)")
+    add("--command", dest="launch_command", metavar="TEXT", help="advise: the launch command in use, to be changed")
     add("--json", action="store_true", help="print one JSON value")
     add_data_dir(parser)
 
@@ -38,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs one action; lint exits 1 when it finds anything."""
     for name, actions in _BELONGS.items():
         if getattr(options, name) is not None and options.action not in actions:
-            flag = "--as" if name == "form" else f"--{name}"
+            flag = {"form": "--as", "launch_command": "--command"}.get(name, f"--{name}")
             raise UsageError(f"{flag} belongs to `runbooks {' and '.join(actions)}`, not to {options.action}")
     return {"list": _list, "show": _show, "lint": _lint, "advise": _advise}[options.action](options)
 
@@ -128,7 +135,7 @@ def _advise(options: argparse.Namespace) -> int:
         raise UsageError("say for whom: --target NAME|URL, or --facts FILE")
     facts = from_facts(_facts_in(options.facts) if options.facts else _facts_of(options))
     form = "json" if options.json else options.form or "text"
-    print(render(recommend(runbook.id, facts), facts, form))
+    print(render(recommend(runbook.id, facts), facts, form, options.launch_command))
     return 0
 
 
