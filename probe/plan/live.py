@@ -34,6 +34,7 @@ class Live:
     deployment: Deployment
     facts: TargetFacts
     notes: tuple[str, ...]
+    kv_tokens: int | None = None  # as its log prints them
 
 
 def read_live(options: argparse.Namespace, where: str) -> Live:
@@ -48,14 +49,20 @@ def read_live(options: argparse.Namespace, where: str) -> Live:
             target = store.targets.get(name)
             stored = dict(target.facts) if target else {}
     look = look_at(url)
-    facts: dict[str, Any] = {**stored, **look.facts, **_asked(url, look.detection.engine)}
+    return live_of(options, name, {**stored, **look.facts, **_asked(url, look.detection.engine)})
+
+
+def live_of(options: argparse.Namespace, name: str, facts: Mapping[str, Any]) -> Live:
+    """What is known of a server, as a deployment; nothing is asked. Raises `ConfigError`."""
     notes: list[str] = []
-    facts["shape"] = _shape(options, facts, name, notes)
-    read = from_facts(facts)
+    read = from_facts({**facts, "shape": _shape(options, facts, name, notes)})
     made = deployment_of(read)
     if made is None:
         raise ConfigError(f"{name} does not tell its model; add --model or --model-config")
-    return Live(name, _placed(options, made, read, notes), read, tuple(notes))
+    labels = facts.get("cache_config_info")
+    printed = labels.get("kv_cache_size_tokens") if isinstance(labels, Mapping) else None
+    tokens = int(str(printed)) if str(printed).isdigit() else read.kv_cache_size_tokens
+    return Live(name, _placed(options, made, read, notes), read, tuple(notes), tokens)
 
 
 def _asked(url: str, engine: str) -> dict[str, Any]:
@@ -153,7 +160,7 @@ def measured_data(live: Live, plan: CapacityPlan) -> list[dict[str, Any]]:
     facts = live.facts
     pairs = [
         ("KV blocks", facts.num_gpu_blocks, plan.kv_blocks),
-        ("KV tokens", facts.kv_cache_size_tokens, plan.kv_tokens),
+        ("KV tokens", live.kv_tokens, plan.kv_tokens),
         ("KV bytes of a block", facts.kv_bytes_per_block, plan.kv_bytes_per_block),
         ("weights", facts.weights_bytes, plan.part("weights")),
     ]
