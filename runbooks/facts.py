@@ -15,6 +15,7 @@ from engine.config import ConfigError, EngineConfig, ModelDims, flag_of, parse_b
 from engine.memory.deployment import Gpu
 from engine.memory.shape import ModelShape
 from runbooks.cache_config_info import read_labels
+from runbooks.engine_names import flag_for
 from runbooks.hardware_facts import read_hardware
 from runbooks.isolation_facts import IsolationFacts, read_isolation
 from runbooks.quality_candidates import QualityCandidate, read_candidates
@@ -142,8 +143,8 @@ class TargetFacts:
 
     @property
     def utilization(self) -> float | None:
-        """`--gpu-memory-utilization` in force."""
-        value = self.flags.get("--gpu-memory-utilization")
+        """`--gpu-memory-utilization` in force, or what the engine has in its place."""
+        value = self.flags.get(flag_for(self.engine, "--gpu-memory-utilization"))
         return None if value is None else float(value)
 
     @property

@@ -32,7 +32,7 @@ def consider_eight_bits(draft: Draft) -> None:
     pool, held = facts.kv_cache_size_tokens, next(
         (c for c in facts.quality_candidates if c.holds and c.flags.get(flag) == value), None
     )  # fmt: skip
-    room = "about twice the tokens" if pool is None else f"pool {pool} -> about {2 * pool} tokens"
+    room = "about 2 times the tokens" if pool is None else f"pool {pool} -> about {2 * pool} tokens"
     slow = (
         "; storage only on this GPU: computed in 16 bits, no faster"
         if storage_only(facts.compute_capability, value)

@@ -107,7 +107,7 @@ def _another_value(draft: Draft, flag: str, value: Any, wrong: str) -> None:
         flag,
         None,
         why=f"{wrong}.",
-        expected=f"the start passes the parser, with the default in place of {value}",
+        expected=f"1 value fewer that the parser refuses, with the default in place of {value}",
         cost=f"what {value} was meant to give{step}",
         verify=STARTS,
     )

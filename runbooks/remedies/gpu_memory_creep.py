@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from runbooks.changes import Draft, Recommendation
-from runbooks.engine_names import has_vllm_flags
+from runbooks.engine_names import SGLANG, flag_for, has_vllm_flags
 from runbooks.facts import TargetFacts
 from runbooks.flags import default_of
 from runbooks.remedies.elsewhere import steps_elsewhere
@@ -29,12 +29,15 @@ def advise(facts: TargetFacts) -> Recommendation:
         "The engine itself: note what loads over time (adapters, images, new shapes, a connector), then restart it "
         "before the device is full"
     )
+    flag = flag_for(facts.engine, UTILIZATION)
     if not has_vllm_flags(facts.engine):
+        if facts.other_processes_bytes and facts.engine == SGLANG:
+            _make_room(draft, facts.other_processes_bytes)
         return steps_elsewhere(draft)
     if not facts.other_processes_bytes:
         draft.lacks("device memory of other processes: without it nothing says that the engine should give way")
         draft.refuse(
-            UTILIZATION,
+            flag,
             "lower",
             "will not help against growth inside the engine: the pool shrinks and the leak fills the room",
         )
@@ -48,35 +51,36 @@ def advise(facts: TargetFacts) -> Recommendation:
 
 def _make_room(draft: Draft, others: int) -> None:
     facts = draft.facts
+    flag = flag_for(facts.engine, UTILIZATION)
     if facts.flags.get(EXPLICIT_POOL) is not None:
         draft.refuse(
             UTILIZATION, "lower", f"will not help: {EXPLICIT_POOL} is set, which replaces the sizing by utilization"
         )
         return
     now, device = facts.utilization, facts.device_memory_bytes
-    cap = default_of(facts.engine, facts.version, UTILIZATION)
+    cap = default_of(facts.engine, facts.version, flag) or now
     if now is None or device is None or cap is None:
-        draft.lacks(f"{UTILIZATION} in force and the device's memory")
+        draft.lacks(f"{flag} in force and the device's memory")
         return
     to = math.floor((cap - others / device) * 100 + 1e-9) / 100
     if to >= now:
-        draft.refuse(
-            UTILIZATION, to, f"not needed: {now:g} leaves {size(device * (1 - now))}, and others hold {size(others)}"
-        )
+        draft.refuse(flag, to, f"not needed: {now:g} leaves {size(device * (1 - now))}, and others hold {size(others)}")
         return
     if to <= 0:
         draft.refuse(
-            UTILIZATION,
+            flag,
             to,
             f"will not help: others hold {size(others)} of {size(device)}; nothing is left to serve from",
         )
         return
     draft.propose(
-        UTILIZATION,
+        flag,
         to,
         why=f"other processes hold {size(others)} of {size(device)}, {others / device:.0%}; {cap:g} less that is "
         f"{to:g}, so that the rest of the device stays free for what no profile sees.",
-        expected="no failed allocation when the other process and a large step meet",
+        expected=f"{size(device * (now - to))} more outside the budget: no failed allocation when the other "
+        f"process and a "
+        "large step meet",
         cost=f"{size(device * (now - to))} less for the KV pool: watch preemptions",
         verify="changes(process_start_time_seconds[6h]) == 0",
     )

@@ -74,7 +74,7 @@ def _share_steps(draft: Draft) -> None:
         to,
         why=f"a prompt in chunks takes all {step} tokens of a step, and nobody gets in until it is through; with {to} "
         f"at most, {SHARE} prompts share a step.",
-        expected="short requests get their first token while a long prompt is computed",
+        expected=f"a short request waits for {to} tokens of a long prompt in a step, {step} before",
         cost=f"a long prompt takes up to {SHARE} times as many steps",
         verify=FIRST_TOKENS,
     )

@@ -29,7 +29,7 @@ def advise(facts: TargetFacts) -> Recommendation:
             False,
             why="graphs are off: each of a step's kernels is launched on its own, which small batches feel most (1 "
             "token a request and step)",
-            expected="shorter decode steps",
+            expected="1 launch for a step's kernels in place of one for each: shorter decode steps",
             cost="graph capture at start takes time and device memory",
             verify=FAST,
         )
@@ -75,7 +75,9 @@ def _smaller_step(draft: Draft) -> None:
         to,
         why=f"a running answer gets one token a step, and a step may carry {now} tokens of prompts; with {to} at most "
         f"{to / now:.0%} of that comes in between.{seen}",
-        expected="the longest gaps between tokens shrink about as much, where prompts cause them",
+        expected=f"a running answer waits for {to} tokens of prompts at most, {now} before: gaps that prompts "
+        f"cause are "
+        f"{1 - to / now:.0%} shorter",
         cost="prompts take more steps: time to first token grows",
         verify=FAST,
     )

@@ -98,10 +98,10 @@ def _bits(value: str) -> str:
 def _room(facts: TargetFacts, now: str, chosen: str) -> str:
     before, after, pool = bits_of(now), bits_of(chosen), facts.kv_cache_size_tokens
     if before is None or after is None:
-        return "how much the pool then holds shows in the start-up log"
+        return "how much the pool then holds (0.5 to 2 times) shows in the start-up log"
     factor = sum(before) / sum(after)
     if factor == 1:
-        return "the pool holds as many tokens"
+        return "the pool holds as many tokens" + (f", {pool}" if pool is not None else ": 1.0 times")
     tokens = "" if pool is None else f", about {int(pool * factor)} in place of {pool}"
     return f"the pool holds {factor:.2g} times the tokens of {now}{tokens}"
 

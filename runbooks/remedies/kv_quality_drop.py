@@ -101,7 +101,7 @@ def _propose(draft: Draft, best: QualityCandidate, running: QualityCandidate | N
         f"{best.kv_bytes_per_token} per token{share}."
     )
     expected = (
-        "accuracy of full precision, as measured"
+        f"accuracy {best.accuracy:.1%}, that of full precision as measured"
         if best.full_precision
         else (f"accuracy {best.accuracy:.1%} on the questions measured, within 1 point of full precision")
     )
@@ -175,7 +175,7 @@ def _propose_unmeasured(draft: Draft, flags: Mapping[str, Any], to: str, pool: P
     now = facts.flags[DTYPE]
     if to == "auto":
         why = f"{now} quantizes the cache; auto keeps keys and values at the model's own precision (16 bits as a rule)."
-        expected = "the quality of the unquantized model; this needs no measurement"
+        expected = "the quality of the unquantized model (16 bits as a rule); this needs no measurement"
     else:
         why = (
             f"{to} keeps keys and values in 8 bits, {now} does with less or with one scale for all; keys carry the "

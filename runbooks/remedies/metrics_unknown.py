@@ -50,7 +50,7 @@ def _switch_on(draft: Draft) -> None:
         ENABLE,
         True,
         why="SGLang exposes 0 metrics of its own without it; off is the default",
-        expected="sglang:num_running_reqs and the rest on /metrics",
+        expected="from 0 to all of the engine's series on /metrics, sglang:num_running_reqs first",
         cost="none worth naming",
         verify="sglang:num_running_reqs >= 0",
     )
@@ -68,7 +68,7 @@ def stats_on(draft: Draft) -> None:
             NO_STATS,
             None,
             why="it is set, and leaves 0 of the engine's series on /metrics",
-            expected="vllm:num_requests_running and the rest on /metrics",
+            expected="from 0 to all of the engine's series on /metrics, vllm:num_requests_running first",
             cost="a log line of statistics every few seconds",
             verify="vllm:num_requests_running >= 0",
         )
@@ -89,7 +89,7 @@ def hidden_again(draft: Draft) -> None:
         HIDDEN,
         before,
         why=f"{draft.facts.version} hides {', '.join(hidden)}; {before}, the minor before, brings them back",
-        expected="the old names for one more minor",
+        expected=f"{len(hidden)} series back, for 1 more minor",
         cost="gone for good with the next minor: move to the new names",
         verify="up == 1",
     )

@@ -34,7 +34,7 @@ def advise(facts: TargetFacts) -> Recommendation:
             None,
             why="without the tier every prompt is computed, and admitted whole or not at all: 0 blocks wait "
             "half loaded.",
-            expected="no stall of this kind",
+            expected="0 stalls of this kind",
             cost="resumed conversations are computed again: their first token comes later",
             verify=MOVES,
         )

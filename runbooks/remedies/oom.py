@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 
 from runbooks.changes import Draft, Recommendation
+from runbooks.engine_names import SGLANG, flag_for, has_vllm_flags
 from runbooks.facts import TargetFacts, bytes_of
 from runbooks.flags import default_of
 from runbooks.remedies.admission import fit_max_num_seqs
 from runbooks.remedies.pool import BLOCKS_OVERRIDE, EXPLICIT_POOL, UTILIZATION, pool_that_fits, size
+from runbooks.remedies.sglang import smaller_chunk
 
 STAYS_UP = "changes(process_start_time_seconds[10m]) == 0"
 ACTIVATION_SHARE = 0.25  # of what weights leave: beyond it a smaller step buys more pool than it costs
@@ -23,6 +25,8 @@ SMALLEST_STEP = 512
 def advise(facts: TargetFacts) -> Recommendation:
     """Flag changes for the `oom` runbook."""
     draft = Draft("oom", facts)
+    if not has_vllm_flags(facts.engine):
+        return _elsewhere(draft)
     activation = _activation_peak(facts)
     explicit = facts.flags.get(EXPLICIT_POOL) is not None or facts.flags.get(BLOCKS_OVERRIDE) is not None
     if explicit:
@@ -35,6 +39,20 @@ def advise(facts: TargetFacts) -> Recommendation:
     fit_max_num_seqs(draft, tokens, after_change=explicit)
     if not draft.changes:
         return draft.done("nothing can be computed that would help; see what is missing and what was refused")
+    return draft.done("; ".join(_in_words(c.flag, c.to) for c in draft.changes).capitalize())
+
+
+def _elsewhere(draft: Draft) -> Recommendation:
+    """Engines that leave activations outside their share: less of it, and smaller chunks of prompt."""
+    facts = draft.facts
+    flag = flag_for(facts.engine, UTILIZATION)
+    draft.step("At the start: the pool finds no room beside the weights, so raise the share. Under load: lower it")
+    _lower_utilization(draft)
+    if facts.engine == SGLANG:
+        smaller_chunk(draft)
+    fit_max_num_seqs(draft, facts.kv_cache_size_tokens, after_change=False)
+    if not draft.changes:
+        return draft.done(f"Lower {flag} by the size of the failed allocation; a value cannot be computed yet")
     return draft.done("; ".join(_in_words(c.flag, c.to) for c in draft.changes).capitalize())
 
 
@@ -107,7 +125,7 @@ def _pool_by_failed_allocation(draft: Draft, flag: str, pool: int | None) -> Non
         to,
         why=f"an allocation of {size(facts.oom_allocation_bytes)} failed beside a pool of {size(pool)}; the pool must "
         f"give up at least that: {size(to)}.",
-        expected="the allocation that failed fits",
+        expected=f"the allocation of {size(facts.oom_allocation_bytes)} that failed fits",
         cost="fewer tokens in the pool",
         verify=STAYS_UP,
     )
@@ -116,17 +134,16 @@ def _pool_by_failed_allocation(draft: Draft, flag: str, pool: int | None) -> Non
 def _lower_utilization(draft: Draft) -> None:
     """The profile sized the pool, so memory outside the budget ran out: leave more of it outside."""
     facts = draft.facts
+    flag = flag_for(facts.engine, UTILIZATION)
     now, device, failed = facts.utilization, facts.device_memory_bytes, facts.oom_allocation_bytes
-    default = default_of(facts.engine, facts.version, UTILIZATION)
+    default = default_of(facts.engine, facts.version, flag)
     if now is None:
-        draft.lacks("the --gpu-memory-utilization in force")
+        draft.lacks(f"the {flag} in force")
         return
     if device is not None and failed is not None:
         to = math.floor((now - failed / device) * 100 + 1e-9) / 100
         if to <= 0:
-            draft.refuse(
-                UTILIZATION, to, "the failed allocation is as large as the budget; utilization is not the lever"
-            )
+            draft.refuse(flag, to, "the failed allocation is as large as the budget; utilization is not the lever")
             return
         why = (
             f"outside the budget are {size(device)} x (1 - {now:g}) = {size(device * (1 - now))}; an allocation of "
@@ -139,11 +156,12 @@ def _lower_utilization(draft: Draft) -> None:
     else:
         draft.lacks("device memory and the size of the failed allocation (last log lines)")
         return
+    freed = f"{now - to:.2f} of the GPU" if device is None else size(device * (now - to))
     draft.propose(
-        UTILIZATION,
+        flag,
         to,
         why=why,
-        expected="the allocation that failed finds room outside the budget",
+        expected=f"{freed} more outside the budget, where the allocation failed",
         cost="a smaller pool: watch preemptions",
         verify=STAYS_UP,
     )

@@ -61,7 +61,7 @@ def _switch_on(draft: Draft) -> None:
             PREFIX_CACHING,
             True,
             why="the prefix cache is off, so 0 tokens can be found.",
-            expected="shared prefixes are found once they were computed",
+            expected="from 0 to what prompts share, in whole blocks, once it was computed",
             cost="not while prefix-isolation-breach is open: switching it off is that page's first aid",
             verify=f"{prefix_hits_query(facts.engine, facts.version)} > 0",
         )
@@ -138,7 +138,7 @@ def _elsewhere(draft: Draft) -> Recommendation:
             "--disable-radix-cache",
             None,
             why="it is set, so 0 tokens can be found.",
-            expected="shared prefixes are found once they were computed",
+            expected="from 0 to what prompts share, in whole pages, once it was computed",
             cost="none for the pool: unused cached tokens give way",
             verify=f"{prefix_hits_query(facts.engine, facts.version)} > 0",
         )

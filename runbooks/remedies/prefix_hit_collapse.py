@@ -58,7 +58,7 @@ def _switched_on(draft: Draft) -> None:
             PREFIX_CACHING,
             True,
             why="the prefix cache is off, so 0 tokens can be found",
-            expected="the hit rate of before, once the cache has filled",
+            expected="from 0 to the hit rate of before, once the cache has filled",
             cost="not while prefix-isolation-breach is open: switching it off is that page's first aid",
             verify=f"{prefix_hits_query(facts.engine, facts.version)} > 0",
         )

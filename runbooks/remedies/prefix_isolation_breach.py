@@ -57,7 +57,7 @@ _WHY = {
     FORK_SHARING: "the choices of a request (n > 1) get blocks of their own, so none can write into another's",
 }
 _EXPECTED = {
-    ALGO: "no collision",
+    ALGO: "no collision by chance: 256 bits a key",
     SCOPE: "one {to} has no hits on another's blocks but public ones, and cannot tell what it has cached",
     TTL: "cached blocks stay at most {to} s after their last use",
     VERIFY: "no block of another identity is served; mismatches show in kvoncall:prefix_hits_refused_total",

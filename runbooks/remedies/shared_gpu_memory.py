@@ -95,7 +95,7 @@ def _explicit(draft: Draft, pool: int, tokens: int, source: str) -> bool:
         "whatever is needed.",
         expected=f"{size((now or 0) - pool)} of the card are free for others"
         if now
-        else "the rest of the card is free",
+        else f"a pool of {size(pool)}: the rest of the card is free",
         cost="fewer cached prefixes, and no room for more requests than were seen",
         verify=KEEPS_RUNNING,
     )

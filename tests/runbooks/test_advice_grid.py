@@ -72,8 +72,8 @@ def told(facts: TargetFacts, item: changes.FlagChange) -> list[str]:
     """What a change leaves unsaid, and metrics of its query that the release does not have."""
     parts = {"why": item.why, "expected": item.expected, "cost": item.cost, "risk": item.risk, "verify": item.verify}
     found = [f"{item.flag}: says no {name}" for name, text in parts.items() if not text]
-    if not any(letter.isdigit() for letter in item.why + item.expected):
-        found.append(f"{item.flag}: no number in why or expected")
+    if not any(letter.isdigit() for letter in item.expected):
+        found.append(f"{item.flag}: no size of the effect")
     named = oracle.NAMED_METRIC.findall(item.verify)
     return found + [f"{item.flag}: {n} is no metric of it" for n in named if not oracle.has_metric(facts.version, n)]
 
