@@ -67,8 +67,8 @@ COMMANDS = {
     "Exits 0 when nothing is wrong, 1 with findings, 3 when too little was seen to say.",
     "catalog": "Read the flags and metrics of another release of vLLM or SGLang from its wheel, sdist or source tree, "
     "without running it, tell what changed against the nearest older version known, and with --write keep it.",
-    "runbooks": "List the runbooks, show one, lint them (flags, metrics, queries, commands and links, in every version a "
-    "page states; exits 1 when it finds any), or compute the change that one advises for a target.",
+    "runbooks": "List the runbooks, show one, lint them (flags, metrics, queries, commands and links, in every version "
+    "a page states; exits 1 when it finds any), or compute the change that one advises for a target.",
     "bench": "Measure speed and memory on this machine, as ratios taken in one run. `bench attention`, `aot` and "
     "`recall` have flags of their own: see `kvoncall bench attention --help`. Exits 1 when a kernel's result was "
     "wrong.",
