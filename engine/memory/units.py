@@ -37,7 +37,9 @@ def parse_memory(text: str) -> tuple[int, str]:
 
 
 def gib(value: float) -> str:
-    """ "36.07 GiB"."""
+    """`36.07 GiB`; MiB where two decimals of a GiB would say little."""
+    if value and abs(value) < GIB / 10:
+        return f"{value / _BINARY['m']:,.2f} MiB"
     return f"{value / GIB:,.2f} GiB"
 
 

@@ -11,6 +11,7 @@ from engine.memory.parameters import Parameters
 from engine.memory.quantization import Quantization
 from engine.memory.recurrent import DTYPE_BYTES
 from engine.memory.shape import ModelShape
+from engine.memory.units import gib
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ def _how(
     counted: Parameters, plain: float, bits: dict[str, float], quantization: Quantization | None, total: int
 ) -> str:
     if quantization is None:
-        return f"{counted.total / 1e9:,.3f} billion parameters x {plain / 8:g} bytes = {total / 2**30:,.2f} GiB"
+        return f"{counted.total / 1e9:,.3f} billion parameters x {plain / 8:g} bytes = {gib(total)}"
     quantized = sum(getattr(counted, kind) for kind, width in bits.items() if width != plain)
     return (
         f"{quantized / 1e9:,.3f} billion parameters in {quantization.name} at {quantization.bits:g} bits a weight "
         f"({quantization.how}), {(counted.total - quantized) / 1e9:,.3f} billion at {plain:g} bits = "
-        f"{total / 2**30:,.2f} GiB"
+        f"{gib(total)}"
     )
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.memory.capacity import CapacityPlan
-from probe.plan.text import size, table, verdict_word
+from engine.memory.units import gib
+from probe.plan.text import table, verdict_word
 
 _FIGURES: dict[str, tuple[Callable[[CapacityPlan], float], Callable[[float], str]]] = {
     "KV tokens": (lambda plan: plan.kv_tokens, lambda value: f"{value:,.0f}"),
@@ -18,11 +19,11 @@ _FIGURES: dict[str, tuple[Callable[[CapacityPlan], float], Callable[[float], str
     "requests of full length": (lambda plan: plan.max_concurrency, lambda value: f"{value:,.2f}"),
     "longest request": (lambda plan: plan.largest_model_len, lambda value: f"{value:,.0f}"),
     "KV of one token": (lambda plan: plan.kv_bytes_per_token or 0, lambda value: f"{value:,.0f} B"),
-    "KV cache of one GPU": (lambda plan: plan.kv_cache_bytes, size),
-    "weights of one GPU": (lambda plan: plan.part("weights"), size),
-    "activation peak": (lambda plan: plan.part("activation peak") + plan.part("logits and sampler"), size),
-    "CUDA graphs": (lambda plan: plan.part("CUDA graphs"), size),
-    "reserve": (lambda plan: plan.part("reserve"), size),
+    "KV cache of one GPU": (lambda plan: plan.kv_cache_bytes, gib),
+    "weights of one GPU": (lambda plan: plan.part("weights"), gib),
+    "activation peak": (lambda plan: plan.part("activation peak") + plan.part("logits and sampler"), gib),
+    "CUDA graphs": (lambda plan: plan.part("CUDA graphs"), gib),
+    "reserve": (lambda plan: plan.part("reserve"), gib),
     "GPUs of one replica": (lambda plan: plan.deployment.tp * plan.deployment.pp, lambda value: f"{value:.0f}"),
 }
 

@@ -7,18 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from engine.memory.capacity import CapacityPlan
 from engine.memory.levers import Lever
-from engine.memory.units import GIB, gib
+from engine.memory.units import gib
 from runbooks.knowledge.attention import AttentionRow
 from runbooks.knowledge.template_parts import TemplateAdvice
 
 WIDTH, WIDE = 100, 120
 _BAR = 24
 _VERDICTS = {"fits": "FITS", "at_risk": "AT RISK", "does_not_fit": "DOES NOT FIT"}
-
-
-def size(value: float) -> str:
-    """GiB; MiB where two decimals of a GiB would say nothing."""
-    return gib(value) if abs(value) >= GIB // 10 or not value else f"{value / (1 << 20):,.2f} MiB"
 
 
 def plan_text(plan: CapacityPlan, notes: Sequence[str] = (), *, explain: bool = False) -> str:
@@ -62,16 +57,16 @@ def _pool(plan: CapacityPlan) -> str:
         "nothing grows with the context" if plan.kv_bytes_per_token is None else f"{plan.kv_bytes_per_token:,} B"
     )
     rows = [
-        ("KV cache of one GPU", size(plan.kv_cache_bytes)),
+        ("KV cache of one GPU", gib(plan.kv_cache_bytes)),
         ("KV of one token, one GPU", per_token),
         ("KV tokens", f"{plan.kv_tokens:,} in {plan.kv_blocks:,} blocks of {plan.block_size}"),
         (f"requests of {plan.max_model_len:,}", f"{plan.max_concurrency:,.2f} at once"),
         ("longest request that fits", f"{plan.largest_model_len:,} tokens"),
-        ("one request needs", f"{size(plan.needed_bytes)}; margin {size(plan.margin_bytes)}"),
+        ("one request needs", f"{gib(plan.needed_bytes)}; margin {gib(plan.margin_bytes)}"),
         ("limits", f"{plan.max_num_seqs:,} requests, {plan.max_num_batched_tokens:,} tokens a step"),
     ]
     if plan.kv_fixed_bytes_per_request:
-        rows.insert(2, ("KV of one request besides", size(plan.kv_fixed_bytes_per_request)))
+        rows.insert(2, ("KV of one request besides", gib(plan.kv_fixed_bytes_per_request)))
     if made.kv_cache_dtype != "auto":
         rows.insert(1, ("KV format", made.kv_cache_dtype))
     return _pairs(rows)
@@ -90,12 +85,12 @@ def _memory(plan: CapacityPlan) -> str:
         if not part.inside_budget:
             how += " (outside the budget)"
         bar = "#" * max(0, round(_BAR * part.bytes / total))
-        start = f"  {part.name:18} {size(part.bytes):>12}  {bar:{_BAR}}  "
+        start = f"  {part.name:18} {gib(part.bytes):>12}  {bar:{_BAR}}  "
         lines.append(textwrap.fill(how, WIDE, initial_indent=start, subsequent_indent=" " * len(start)))
     budget = ""
     if plan.budget_bytes is not None and plan.gpu_memory_utilization is not None:
-        budget = f", budget {size(plan.budget_bytes)} at {plan.gpu_memory_utilization:g}"
-    return f"Memory of one GPU: {size(total)}{budget}\n" + "\n".join(lines)
+        budget = f", budget {gib(plan.budget_bytes)} at {plan.gpu_memory_utilization:g}"
+    return f"Memory of one GPU: {gib(total)}{budget}\n" + "\n".join(lines)
 
 
 def _articles(plan: CapacityPlan) -> str:
