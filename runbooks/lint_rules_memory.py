@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.memory.deployment import Gpu
-from engine.memory.offload import HostTier, plan_offload
+from engine.memory.offload import HARD_LIMIT, HostTier, plan_offload
 from runbooks.flags import version_key
 from runbooks.lint_rules import LintFinding, Subject
 
 GIB = 2**30
 LEAST_RESERVE_GIB, GOOD_RESERVE_GIB = 1.0, 1.5
 GRAPHS_INSIDE_SINCE = "0.21.0"
-_HOST_LIMIT = 0.9
 # Versions that charged an instance for what others already used, so that utilization was a cap on the whole card.
 _GLOBAL_CAP = (("0.6.4", "0.6.4"), ("0.8.0", "0.8.5"))
 
@@ -75,8 +74,9 @@ def host_tier(subject: Subject) -> Iterator[LintFinding]:
         plan = plan_offload([tier], subject.ranks, limit, base_bytes=base)
         disk = tier.name.startswith("disk")
         each = f"{tier.stated_bytes / GIB:,.0f} GiB for each of {subject.ranks} ranks" if tier.per_rank else "in total"
-        total = f"{tier.flag} takes {plan.total_bytes / GIB:,.0f} GiB ({each}"
-        total += f", beside {base / GIB:,.0f} GiB used already)" if base else ")"
+        total = f"{tier.flag} takes {plan.total_bytes / GIB:,.0f} GiB ({each})"
+        if base:
+            total += f", {(plan.total_bytes + base) / GIB:,.0f} GiB with what is there already"
         if plan.share is None or limit is None:
             if tier.per_rank and subject.ranks > 1:
                 yield LintFinding(
@@ -89,9 +89,9 @@ def host_tier(subject: Subject) -> Iterator[LintFinding]:
                     "offload-host-memory",
                 )
             continue
-        if plan.share <= _HOST_LIMIT:
+        if plan.share <= HARD_LIMIT:
             continue
-        room = (limit * _HOST_LIMIT - base) / (subject.ranks if tier.per_rank else 1) / GIB
+        room = (limit * HARD_LIMIT - base) / (subject.ranks if tier.per_rank else 1) / GIB
         what = "the disk" if disk else "host memory"
         at_risk = disk and plan.share <= 1
         yield LintFinding(

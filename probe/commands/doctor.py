@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     observed = _observe(options)
     known: dict[str, Any] = {"multi_tenant": True} if options.multi_tenant else {}
     if options.gpu:
-        from engine.memory.presets import gpu
+        from engine.memory.model_presets import gpu
 
         known["gpu"] = gpu(options.gpu)
     diagnosis = diagnose(observed, _line(options.flags, observed), **known)

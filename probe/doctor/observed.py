@@ -17,6 +17,7 @@ import httpx
 
 from probe.alerts.evaluate import LIFECYCLE_KINDS
 from probe.alerts.rules import DEFAULT_RULES
+from probe.alerts.window import to_ms
 from probe.collect.access import AccessError, access_from
 from probe.collect.changes import ChangeDetector, Finding, Observation
 from probe.collect.exposition import ExpositionReader
@@ -55,6 +56,11 @@ class Observed:
     errors: tuple[str, ...]
     source: str
 
+    def __post_init__(self) -> None:
+        """Times are on the milliseconds that series are kept in, so that a window holds its own first sample."""
+        for name in ("since", "until", "history_from"):
+            object.__setattr__(self, name, to_ms(getattr(self, name)) / 1000)
+
     @property
     def window_s(self) -> float:
         """Seconds from the first to the last answer."""
@@ -89,9 +95,9 @@ async def _scrapes(target: Target, seconds: float) -> tuple[list[Observation], d
     reader, dialect = ExpositionReader(), dialect_of(target)
     seen: list[Observation] = []
     facts: dict[str, Any] = {}
-    begun = time.monotonic()
     async with httpx.AsyncClient(trust_env=False, verify=access.ssl_context()) as client:
-        for turn in range(int(seconds / target.scrape_interval_s) + 1):
+        begun = time.monotonic()
+        for turn in range(round(seconds / target.scrape_interval_s) + 1):
             await asyncio.sleep(begun + turn * target.scrape_interval_s - time.monotonic())
             ts, at = time.time(), time.monotonic()
             try:

@@ -216,3 +216,20 @@ def test_thresholds_are_those_of_the_rules() -> None:
     assert isinstance(signal.floor.left, Compare)
     assert signal.floor.left.right == LEAST_REQUESTS
     assert KV_SATURATED.threshold == FULL
+
+
+@pytest.mark.parametrize("offset", [0.0004, 0.00049, 0.0005, 0.0006, 0.4994, 0.49951])
+def test_the_first_scrape_is_in_the_window_whatever_its_time(offset: float) -> None:
+    def page(turn: int) -> str:
+        own = 'engine="0",model_name="m"'
+        return (
+            f"vllm:num_requests_running{{{own}}} 24\nvllm:num_requests_waiting{{{own}}} 8\n"
+            f"vllm:kv_cache_usage_perc{{{own}}} 0.98\n"
+            f"# TYPE vllm:num_preemptions counter\nvllm:num_preemptions_total{{{own}}} {9 * turn}\n"
+            f"# TYPE vllm:request_success counter\nvllm:request_success_total{{{own}}} {4 * turn}\n"
+        )
+
+    pages = [(1000.0 + offset + turn * 0.0503 + turn * offset / 7, page(turn)) for turn in range(7)]
+    diagnosis = diagnose(of_pages("vllm", pages, {"version": "0.32.0"}))
+    value = diagnosis.examination.findings[0].evidence[0]
+    assert (value.numerator, value.denominator) == (54, 48)

@@ -98,7 +98,6 @@ def test_false_for_a_flag_that_takes_it_is_kept() -> None:
         ("0.33.0", "--enable-prefix-caching --no-enable-prefix-caching", "given-twice"),
         ("0.33.0", "--max-num-batched-tokens 128 --max-num-seqs 256", "budget-below-seqs"),
         ("0.33.0", "--gpu-memory-utilization 0.8 --kv-cache-memory-bytes 1G", "utilization-overridden"),
-        ("0.33.0", "--num-gpu-blocks-override 48", "blocks-overridden"),
         ("0.33.0", "--no-enable-chunked-prefill --max-model-len 32768 --max-num-batched-tokens 8192",
          "unchunked-long-prompts"),
         ("0.15.1", """--kv-transfer-config '{"num_pipelines":2,"max_num_blocks_kv":10000}'""", "unknown-field"),
