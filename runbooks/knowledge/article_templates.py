@@ -17,7 +17,7 @@ from runbooks.knowledge.templates import templates
 from runbooks.knowledge.text import Text, data, gib, in_both, text_of
 from runbooks.remedies.pool import requests_held
 
-Effect = Literal["no effect", "wrong way", "misjudged", "missing"]
+Effect = Literal["no effect", "wrong way", "misjudged", "missing", "about right"]
 _PLANNED = ("max_num_seqs", "max_model_len", "gpu_memory_utilization", "block_size", "enforce_eager")
 _CLOSE = 0.25
 _TABLE_ENTRY = 4  # bytes of a block's number
@@ -106,7 +106,7 @@ class _Rig:
             "seqs_worst", seqs=value, length=length, need=need, pool=gib(found.kv_cache_bytes), worst=worst
         )
         text = text.plus(self._say("seqs_typical", own=own, held=held, effect=self._say(effect, seqs=value)))
-        return ArticleFinding("--max-num-seqs", value, "misjudged", text)
+        return ArticleFinding("--max-num-seqs", value, "about right" if close else "misjudged", text)
 
     def _utilization(self, value: float) -> ArticleFinding | None:
         default = self.bare.gpu_memory_utilization

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from engine.errors import ConfigError
 from engine.memory.offload import host_tier, plan_offload
 from runbooks.advisories import advisories_for
 from runbooks.engine_names import flag_for
@@ -26,7 +27,8 @@ from runbooks.knowledge.checklist_asked import (
     Asked,
     unknown,
 )
-from runbooks.knowledge.text import gib
+from runbooks.knowledge.outcome import same
+from runbooks.knowledge.text import Text, gib
 from runbooks.kv_dtypes import FULL_PRECISION
 from runbooks.remedies.pool import requests_held
 
@@ -34,6 +36,7 @@ Check = Callable[[Asked], Answer]
 _LONGER = 4  # times the longest request seen: a limit that nobody uses
 _WEIGHTS_SHARE, _KV_SHARE = 0.6, 0.2
 _TIGHT, _FULL, _LITTLE = 0.8, 0.95, 0.6
+_BY_DEFAULT = Text("by default", "默认")
 _UNIT = 0.005  # two utilizations that print alike
 
 
@@ -218,12 +221,15 @@ def _prefix_caching(asked: Asked) -> Answer:
     if asked.engine == "sglang":
         off = bool(asked.in_force("--disable-radix-cache").value)
         flag = "--disable-radix-cache"
-        return Answer(OPEN if off else DONE, "open" if off else "done", {"flag": flag, "how": "not set"})
+        return Answer(
+            OPEN if off else DONE, "open" if off else "done", {"flag": flag, "how": Text("not set", "未设置")}
+        )
     flag = "kv_cache_config.enable_block_reuse" if asked.engine == "tensorrt-llm" else "--enable-prefix-caching"
     found = asked.in_force(flag)
     if found.value is None:
         return unknown(f"{flag} in force", f"{flag} 的当前值")
-    figures = {"flag": flag, "how": "on" if found.how == "set" else "on by default"}
+    how = Text("on", "已开启") if found.how == "set" else Text("on by default", "默认开启")
+    figures = {"flag": flag, "how": how}
     return Answer(DONE, "done", figures) if found.value else Answer(OPEN, "open", figures)
 
 
@@ -270,12 +276,15 @@ def _chunked(asked: Asked) -> Answer:
     if asked.engine == "sglang":
         size = asked.in_force("--chunked-prefill-size").value
         off = size is not None and int(size) < 0
-        return Answer(OPEN if off else DONE, "open" if off else "done", {"how": size or "by default"})
+        return Answer(
+            OPEN if off else DONE, "open" if off else "done", {"how": same(str(size)) if size else _BY_DEFAULT}
+        )
     flag = "--enable_chunked_prefill" if asked.engine == "tensorrt-llm" else "--enable-chunked-prefill"
     found = asked.in_force(flag)
     if found.value is None:
         return unknown(f"{flag} in force", f"{flag} 的当前值")
-    return Answer(DONE, "done", {"how": found.how}) if found.value else Answer(OPEN, "open")
+    how = Text("as it is set", "显式设置") if found.how == "set" else _BY_DEFAULT
+    return Answer(DONE, "done", {"how": how}) if found.value else Answer(OPEN, "open")
 
 
 def _step_size(asked: Asked) -> Answer:
@@ -319,13 +328,16 @@ def _parallelism(asked: Asked) -> Answer:
         return NO_TRAFFIC
     half = asked.tp // 2
     deployment = asked.plan.deployment
-    measured = {
-        "weights_bytes": None,
-        "activation_bytes": None,
-        "kv_cache_bytes": None,
-        "num_gpu_blocks_override": None,
-    }
-    found = planned(replace(deployment, tp=half, num_gpus=half * deployment.pp * deployment.dp, **measured))  # type: ignore[arg-type]
+    smaller = replace(
+        deployment,
+        tp=half,
+        num_gpus=half * deployment.pp * deployment.dp,
+        weights_bytes=None,
+        activation_bytes=None,
+        kv_cache_bytes=None,
+        num_gpu_blocks_override=None,
+    )
+    found = planned(smaller)
     if isinstance(found, str) or not found.fits:
         return Answer(DONE, "not_fit", {"half": half})
     held = requests_held(found.kv_tokens, traffic.tokens_per_request_peak, found.block_size)
@@ -416,7 +428,10 @@ def _host_memory(asked: Asked) -> Answer:
     deployment = deployment_of(asked.facts)
     if deployment is None:
         return Answer(NOT_HERE, "none") if not asked.facts.flags.get("--kv-offloading-size") else NO_MODEL
-    tier = host_tier(deployment)
+    try:
+        tier = host_tier(deployment)
+    except ConfigError:
+        return unknown(f"how {asked.title} keeps KV in host memory", f"{asked.title} 的主机内存 KV 层")
     if tier is None:
         return Answer(NOT_HERE, "none")
     host = asked.facts.host_memory_bytes

@@ -126,7 +126,8 @@ def fact_holds(fact: Mapping[str, Any]) -> bool:
     absent = why_absent(engine, version, fact["flag"])
     if absent is None and "value" in fact:
         absent = why_value_absent(engine, version, fact["flag"], fact["value"])
-    return (absent is None) == fact.get("has", True)
+    expected: bool = fact.get("has", True)
+    return (absent is None) == expected
 
 
 def _answered(answers: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:

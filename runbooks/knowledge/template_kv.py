@@ -68,9 +68,9 @@ def _format(draft: Draft) -> str | None:
     )
     if found is None and values:
         why = why_not_on(
-            sm, values[0], checkpoint_quantization=checkpoint, engine=draft.engine, version=deployment.version, mla=mla
+            sm, values[-1], checkpoint_quantization=checkpoint, engine=draft.engine, version=deployment.version, mla=mla
         )
-        draft.leave_out("kv_cache_dtype", values[0], draft.phrase("kv_not_on_hardware", why=why or ""))
+        draft.leave_out("kv_cache_dtype", values[-1], draft.phrase("kv_not_on_hardware", why=why or ""))
     return found
 
 
