@@ -46,10 +46,10 @@ def advise(facts: TargetFacts) -> Recommendation:
         return draft.done(f"By these numbers it fits: {_holds(now)}. Compare them with the start-up log")
     pool_by_hand = facts.flags.get(EXPLICIT_POOL) is not None or facts.flags.get(BLOCKS_OVERRIDE) is not None
     solved = _larger_pool_by_hand(draft, now) if pool_by_hand else _more_room(draft, deployment, now)
-    if not solved:
-        _shorter_context(draft, now, alone=True)
+    if not solved and now.largest_model_len < 1 and not pool_by_hand:
+        _everything(draft, deployment, now)
     else:
-        _shorter_context(draft, now, alone=False)
+        _shorter_context(draft, now, alone=not solved)
     _fewer_bits(draft, deployment, now)
     _more_gpus(draft, deployment, now)
     _name_what_does_not_help(draft)
@@ -86,8 +86,14 @@ def _as_measured(facts: TargetFacts, deployment: Deployment, now: CapacityPlan) 
     return now if isinstance(stated, str) else stated
 
 
+def _most(deployment: Deployment) -> float:
+    """The largest utilization that leaves something outside the budget."""
+    device = deployment.gpu.memory_bytes if deployment.gpu else 0
+    return math.floor(min(MOST, 1 - LEAST_RESERVE / device) * 100) / 100 if device else MOST
+
+
 def _more_room(draft: Draft, deployment: Deployment, now: CapacityPlan) -> bool:
-    """Utilization up to its limit, with a smaller step where that is not enough; tells whether it then fits."""
+    """Utilization up to its limit, else a smaller step; tells whether one request then fits."""
     facts = draft.facts
     flag = flag_for(facts.engine, UTILIZATION)
     used, device = now.gpu_memory_utilization, deployment.gpu.memory_bytes if deployment.gpu else None
@@ -96,11 +102,9 @@ def _more_room(draft: Draft, deployment: Deployment, now: CapacityPlan) -> bool:
     if used is None or device is None:
         draft.lacks(f"{flag} in force")
         return False
-    most = min(MOST, 1 - LEAST_RESERVE / device)
     needed = used + max(0, -now.margin_bytes) / device
-    to = math.ceil(needed * 1000 - 1e-9) / 1000
-    to = math.ceil(to * 100 - 1e-9) / 100 if math.ceil(to * 100) / 100 <= most else to
-    if to <= most:
+    to = math.ceil(needed * 100 - 1e-9) / 100
+    if to <= _most(deployment):
         return draft.propose(
             flag,
             to,
@@ -111,40 +115,83 @@ def _more_room(draft: Draft, deployment: Deployment, now: CapacityPlan) -> bool:
             cost=f"{size(device * (1 - to))} of the device stay outside the budget, {size(device * (1 - used))} before",
             verify=STARTS,
         )
-    draft.refuse(flag, to, f"not enough: it would take {needed:.3f}, and above {most:.2f} too little stays outside")
-    return _smaller_step(draft, deployment, now)
-
-
-def _smaller_step(draft: Draft, deployment: Deployment, now: CapacityPlan) -> bool:
-    facts = draft.facts
-    step_flag, seqs_flag = flag_for(facts.engine, STEP), flag_for(facts.engine, SEQS)
-    step, seqs = min(now.max_num_batched_tokens, SMALL_STEP), min(now.max_num_seqs, SMALL_BATCH)
-    if step == now.max_num_batched_tokens and seqs == now.max_num_seqs:
-        draft.refuse(step_flag, step, f"will not help: a step of {step} tokens is small already")
-        return False
-    if facts.engine == SGLANG and step == now.max_num_batched_tokens:
-        return False
-    smaller = planned(
-        replace(deployment, max_num_batched_tokens=step, max_num_seqs=seqs, activation_bytes=None, kv_cache_bytes=None)
+    draft.refuse(
+        flag,
+        to,
+        f"not enough alone: it would take {needed:.3f}, and above {_most(deployment):g} too little stays outside",
     )
-    if isinstance(smaller, str) or not smaller.fits:
+    smaller = _with_smaller_step(draft, deployment, now)
+    if smaller is None:
+        return False
+    if not smaller.fits:
         draft.refuse(
-            step_flag, step, f"not enough: even a step of {step} tokens for {seqs} sequences leaves too little"
+            flag_for(facts.engine, STEP), smaller.max_num_batched_tokens, f"not enough alone: {_short(smaller)}"
         )
         return False
-    gained = size(smaller.kv_cache_bytes - now.kv_cache_bytes)
-    for flag, to, before in ((seqs_flag, seqs, now.max_num_seqs), (step_flag, step, now.max_num_batched_tokens)):
+    return _propose_step(draft, now, smaller)
+
+
+def _with_smaller_step(
+    draft: Draft, deployment: Deployment, now: CapacityPlan, utilization: float | None = None
+) -> CapacityPlan | None:
+    """The plan with a small step and batch, at another utilization if given; None where they are small already."""
+    step, seqs = min(now.max_num_batched_tokens, SMALL_STEP), min(now.max_num_seqs, SMALL_BATCH)
+    if step == now.max_num_batched_tokens and seqs == now.max_num_seqs and utilization is None:
+        draft.refuse(
+            flag_for(draft.facts.engine, STEP), step, f"will not help: a step of {step} tokens is small already"
+        )
+        return None
+    smaller = planned(
+        replace(
+            deployment,
+            max_num_batched_tokens=step,
+            max_num_seqs=seqs,
+            activation_bytes=None,
+            kv_cache_bytes=None,
+            gpu_memory_utilization=utilization if utilization is not None else deployment.gpu_memory_utilization,
+        )
+    )
+    return smaller if isinstance(smaller, CapacityPlan) else None
+
+
+def _propose_step(draft: Draft, now: CapacityPlan, then: CapacityPlan) -> bool:
+    """The flags of the batch and the step that lead from one plan to the other."""
+    engine = draft.facts.engine
+    step, seqs = then.max_num_batched_tokens, then.max_num_seqs
+    made = False
+    for flag, to, before in ((SEQS, seqs, now.max_num_seqs), (STEP, step, now.max_num_batched_tokens)):
         if to < before:
-            draft.propose(
-                flag,
+            made |= draft.propose(
+                flag_for(engine, flag),
                 to,
                 why=f"{_short(now)}. Activations, logits and sampler grow with the step: with {step} tokens for {seqs} "
-                f"sequences in place of {now.max_num_batched_tokens} for {now.max_num_seqs} the pool gains {gained}.",
-                expected=f"pool {size(now.kv_cache_bytes)} -> {size(smaller.kv_cache_bytes)}",
+                f"sequences in place of {now.max_num_batched_tokens} for {now.max_num_seqs} the pool gains "
+                f"{size(then.kv_cache_bytes - now.kv_cache_bytes)}.",
+                expected=f"pool {size(now.kv_cache_bytes)} -> {size(then.kv_cache_bytes)}",
                 cost="prompts take more steps, and fewer requests run at once: later first tokens, less throughput",
                 verify=STARTS,
             )
-    return bool(draft.changes)
+    return made
+
+
+def _everything(draft: Draft, deployment: Deployment, now: CapacityPlan) -> None:
+    """No lever alone is enough and there is no room at all: the most utilization, a small step, and what then fits."""
+    engine, most = draft.facts.engine, _most(deployment)
+    then = _with_smaller_step(draft, deployment, now, most)
+    if then is None or then.largest_model_len < 1:
+        return
+    if now.gpu_memory_utilization is not None and most > now.gpu_memory_utilization:
+        draft.propose(
+            flag_for(engine, UTILIZATION),
+            most,
+            why=f"{_short(now)}; {most:g} is the most that leaves something outside the budget.",
+            expected=f"pool {size(now.kv_cache_bytes)} -> {size(then.kv_cache_bytes)}, with the smaller step",
+            cost="little stays outside the budget: a peak that no profile saw ends the engine",
+            verify=STARTS,
+        )
+    _propose_step(draft, now, then)
+    if not then.fits:
+        _shorter_context(draft, then, alone=True)
 
 
 def _larger_pool_by_hand(draft: Draft, now: CapacityPlan) -> bool:
