@@ -40,8 +40,13 @@ def stage_weights(deployment: Deployment, stage: int) -> int | None:
     return rank_weights_bytes(deployment.shape, deployment.tp, deployment.pp, stage, deployment.stage_layers)
 
 
-def divide(deployment: Deployment, semantics: Semantics, stage: int, stage_layers: int) -> Division:
-    """The memory of one GPU of a stage. Raises `ConfigError` where a figure is missing that nothing can estimate."""
+def divide(
+    deployment: Deployment, semantics: Semantics, stage: int, stage_layers: int, open_blocks: int = 0
+) -> Division:
+    """The memory of one GPU of a stage. open_blocks: bytes of the embedded engine beside its pool.
+
+    Raises `ConfigError` where a figure is missing that nothing can estimate.
+    """
     gpu, fraction = deployment.gpu, deployment.gpu_memory_utilization
     if gpu is None or fraction is None:
         raise ConfigError("no GPU was given: add --gpu or --gpu-memory, or state the KV memory with --kv-gib")
@@ -52,6 +57,8 @@ def divide(deployment: Deployment, semantics: Semantics, stage: int, stage_layer
         )
     over = overheads(deployment, semantics, stage_layers)
     parts = _fixed_parts(deployment, semantics, weights, over, stage)
+    if open_blocks and semantics.engine == "kvoncall":
+        parts.append(Part("open blocks", open_blocks, True, "one block a sequence at full precision, until it is full"))
     if semantics.engine == "sglang":
         return _sglang(gpu, fraction, deployment, parts)
     if semantics.engine in ("tensorrt-llm", "tgi"):

@@ -47,8 +47,8 @@ class CapacityPlan:
     negative: then it is what is missing before a first block. kv_bytes_per_token: per rank of the stage that decides,
     None where no layer grows with the context. kv_tokens: as the engine's log prints it. kv_blocks: as the log
     prints it, vLLM's null block included. max_concurrency: requests of max_model_len at once. largest_model_len:
-    longest request that fits. needed_bytes: KV of one request of max_model_len. margin_bytes: kv_cache_bytes -
-    needed_bytes. needed_utilization: what would make one request fit, None if nothing below 1 does.
+    longest request that fits. needed_bytes: KV of one request of max_model_len. margin_bytes: KV memory beyond what
+    that request needs, the null block included. needed_utilization: what would make it fit, None if nothing up to 1.
     """
 
     deployment: Deployment

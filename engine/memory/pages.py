@@ -148,9 +148,7 @@ def two_pools(kinds: list[LayerKind], block_size: int, rank: Rank, window_share:
     return replace(layout, bytes_per_block=layout.bytes_per_block + ceil(extra * window_share))
 
 
-def shared_pool(
-    kinds: list[LayerKind], block_size: int, rank: Rank, *, in_flight: int, state_blocks: int
-) -> Layout:
+def shared_pool(kinds: list[LayerKind], block_size: int, rank: Rank, *, in_flight: int, state_blocks: int) -> Layout:
     """vLLM's hybrid cache. in_flight: tokens of the batches in progress. state_blocks: blocks of a recurrent state.
 
     The block size grows until an attention page holds a recurrent layer's state.

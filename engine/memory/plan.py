@@ -6,6 +6,7 @@ Every stage is divided for itself; the one with the fewest blocks decides, as en
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from engine.errors import ConfigError
 from engine.memory.articles import article_estimate
@@ -14,7 +15,7 @@ from engine.memory.capacity import ArticleEstimate, CapacityPlan, Part, Verdict
 from engine.memory.deployment import Deployment
 from engine.memory.explain import kv_lines, pool_lines
 from engine.memory.pages import Layout
-from engine.memory.pools import Stage, stages_of
+from engine.memory.pools import Stage, open_blocks_bytes, stages_of
 from engine.memory.semantics import Semantics, resolve, semantics_of
 from engine.memory.verdict import Need, judge
 
@@ -96,7 +97,8 @@ def _pool(stage: Stage, deployment: Deployment, semantics: Semantics) -> _Pool:
     elif deployment.kv_cache_bytes is not None:
         kv = deployment.kv_cache_bytes
     else:
-        division = divide(deployment, semantics, stage.index, stage.num_layers)
+        open_blocks = open_blocks_bytes(stage, deployment)
+        division = divide(deployment, semantics, stage.index, stage.num_layers, open_blocks)
         kv = division.kv_bytes
     return _Pool(stage, kv, _blocks(kv, stage, deployment, semantics), division)
 
@@ -104,6 +106,8 @@ def _pool(stage: Stage, deployment: Deployment, semantics: Semantics) -> _Pool:
 def _blocks(kv_bytes: int, stage: Stage, deployment: Deployment, semantics: Semantics) -> int:
     """Whole blocks of a pool, the null block included. TensorRT-LLM counts tokens and rounds them up to a block."""
     layout, cap = stage.layout, deployment.max_kv_tokens
+    if deployment.num_gpu_blocks_override is not None:
+        return deployment.num_gpu_blocks_override
     if not layout.bytes_per_block:
         return 0
     usable = max(0, int(kv_bytes * stage.pool_share))
@@ -116,6 +120,14 @@ def _blocks(kv_bytes: int, stage: Stage, deployment: Deployment, semantics: Sema
         return -(-tokens // layout.block_size)
     blocks = usable // layout.bytes_per_block
     return blocks if cap is None else min(blocks, cap // layout.block_size)
+
+
+def _pool_for_one(stage: Stage, deployment: Deployment, blocks: int) -> int:
+    """KV memory with which `blocks` blocks exist beside the recurrent states, where those lie outside the pool."""
+    needed = blocks * stage.layout.bytes_per_block
+    if stage.pool_share < 1:
+        return ceil(needed / stage.pool_share)
+    return needed + stage.layout.state_bytes * (deployment.max_num_seqs or 1)
 
 
 def largest_length(layout: Layout, usable_blocks: int, cap: int | None) -> int:
@@ -156,7 +168,7 @@ def _conclude(deployment: Deployment, semantics: Semantics, pool: _Pool, pools: 
         longest = length if usable >= per_request else 0
     need = Need(
         needed_bytes=per_request * layout.bytes_per_block + layout.state_bytes,
-        null_bytes=layout.bytes_per_block if semantics.null_block else 0,
+        pool_bytes=_pool_for_one(pool.stage, deployment, per_request + (1 if semantics.null_block else 0)),
         fits=pool.kv_bytes > 0 and usable >= per_request,
         largest=longest,
     )
@@ -194,7 +206,7 @@ def _conclude(deployment: Deployment, semantics: Semantics, pool: _Pool, pools: 
         needed_utilization=outcome.needed_utilization,
         verdict=outcome.verdict,
         fits=outcome.verdict != "does_not_fit",
-        margin_bytes=pool.kv_bytes - need.needed_bytes - need.null_bytes,
+        margin_bytes=pool.kv_bytes - need.pool_bytes,
         reasons=outcome.reasons,
         warnings=(*semantics.notes, *deployment.shape.assumptions, *pool.stage.notes, *outcome.warnings),
         lines=lines,

@@ -10,6 +10,7 @@ from engine.memory.pages import LayerKind, Layout, Rank, page_bytes, shared_pool
 from engine.memory.semantics import Semantics
 from engine.memory.shape import LayerGroup, ModelShape
 from engine.memory.slots import canonical_format, estimate_note
+from kernels.formats import KV_FORMATS
 
 SGLANG_WINDOW_SHARE = 0.8  # --swa-full-tokens-ratio
 SGLANG_STATE_SHARE = 0.9  # --mamba-full-memory-ratio: state memory over KV memory
@@ -133,6 +134,19 @@ def _layer_index(name: str) -> int | None:
         if part.isdigit():
             return int(part)
     return None
+
+
+def open_blocks_bytes(stage: Stage, deployment: Deployment) -> int:
+    """The embedded engine's blocks that are not full yet, beside the pool: one a sequence, at full precision."""
+    rank, block = Rank(deployment.tp, deployment.dcp), deployment.block_size or 1
+    exact = canonical_format("auto", deployment.shape.dtype)
+    open_kinds = [
+        replace(kind, kv_format=exact)
+        for kind in stage.kinds
+        if kind.kv_format in KV_FORMATS and KV_FORMATS[kind.kv_format].keeps_open_blocks
+    ]
+    per_sequence = sum(kind.count * page_bytes(kind, block, rank) for kind in open_kinds)
+    return (deployment.max_num_seqs or 0) * per_sequence
 
 
 def kv_bytes_of(kinds: tuple[LayerKind, ...], deployment: Deployment) -> int:

@@ -10,7 +10,7 @@ from engine.memory.deployment import Deployment
 _MIB = 1 << 20
 _RESERVE_SINCE = (0, 4, 8)  # before, a constant by tensor-parallel size
 _DP_CHUNK_SINCE = (0, 5, 15)  # before, data-parallel attention reserved for the undivided chunk
-_PREFILL_GRAPHS_SINCE = (0, 5, 15)
+_PREFILL_GRAPHS_SINCE = (0, 5, 10)
 _TIERS = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
 _CONSTANT = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
 

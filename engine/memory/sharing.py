@@ -38,7 +38,7 @@ def plan_shared(deployments: Sequence[Deployment], order: Order = "sequential") 
     if len({deployment.gpu for deployment in deployments}) != 1 or not deployments[0].gpu:
         raise ConfigError("servers that share a GPU must all name the same one: add --gpu to each")
     alone = [plan(deployment) for deployment in deployments]
-    plans = []
+    plans: list[CapacityPlan] = []
     for index, deployment in enumerate(deployments):
         others = sum(held_bytes(other) for other in (plans if order == "sequential" else ()))
         changed = replace(deployment, other_processes_bytes=deployment.other_processes_bytes + others)
@@ -51,7 +51,7 @@ def plan_shared(deployments: Sequence[Deployment], order: Order = "sequential") 
     reasons = [f"together they ask for {total:.0%} of the GPU"]
     if order == "simultaneous":
         reasons.append("started together, each counts what the others load as its own: start one after the other")
-    for planned in plans:
-        if not planned.fits:
-            reasons.append(f"{planned.deployment.shape.name or 'one'}: {planned.reasons[0]}")
+    reasons += [
+        f"{planned.deployment.shape.name or 'one'}: {planned.reasons[0]}" for planned in plans if not planned.fits
+    ]
     return SharedPlan(tuple(plans), total, fits, tuple(reasons))

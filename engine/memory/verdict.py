@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from engine.memory.capacity import Part, Verdict
 from engine.memory.deployment import Deployment
@@ -19,10 +20,11 @@ _REFUSES_TO_START = ("vllm", "kvoncall")
 
 @dataclass(frozen=True)
 class Need:
-    """What one request of full length needs. null_bytes: the block that is never handed out."""
+    """needed_bytes: KV of one request of full length. pool_bytes: KV memory with which it fits: with the block that is
+    never handed out, and the states of other requests where those are kept for all."""
 
     needed_bytes: int
-    null_bytes: int
+    pool_bytes: int
     fits: bool
     largest: int
 
@@ -66,14 +68,14 @@ def _needed_utilization(
     """The smallest utilization, to four places, with which one request of full length fits; None if there is none."""
     if deployment.gpu is None or deployment.gpu_memory_utilization is None or not parts:
         return None
-    missing = need.needed_bytes + need.null_bytes - kv_bytes
+    missing = need.pool_bytes - kv_bytes
     total = deployment.gpu.memory_bytes
     if semantics.engine == "tensorrt-llm":
         total = max(1, int(kv_bytes / deployment.gpu_memory_utilization))
     elif semantics.engine == "sglang":
         total -= deployment.other_processes_bytes
     needed = deployment.gpu_memory_utilization + missing / total
-    rounded = -(-int(needed * 1e6) // 100) / 1e4
+    rounded = ceil(needed * 1e4 + 1e-6) / 1e4
     return rounded if 0 < rounded <= 1 else None
 
 
@@ -96,7 +98,7 @@ def _no_pool(
     deployment: Deployment, semantics: Semantics, kv_bytes: int, parts: Sequence[Part], need: Need
 ) -> tuple[str, ...]:
     """More utilization alone is never the first answer here: the memory is not there."""
-    missing = need.needed_bytes + need.null_bytes - kv_bytes
+    missing = need.pool_bytes - kv_bytes
     inside = [part for part in parts if part.inside_budget and part.name != "KV cache" and part.bytes]
     spent = ", ".join(f"{part.name} {gib(part.bytes)}" for part in sorted(inside, key=lambda part: -part.bytes))
     decides = (
@@ -133,7 +135,7 @@ def first_lever(deployment: Deployment, semantics: Semantics, parts: Sequence[Pa
 def _too_short(
     deployment: Deployment, semantics: Semantics, kv_bytes: int, need: Need, needed: float | None
 ) -> tuple[str, ...]:
-    missing = need.needed_bytes + need.null_bytes - kv_bytes
+    missing = need.pool_bytes - kv_bytes
     length = f"{deployment.max_model_len:,}"
     refused = "the server refuses to start" if semantics.engine in _REFUSES_TO_START else "longer requests are refused"
     first = (
@@ -178,7 +180,7 @@ def _thin_reserve(deployment: Deployment, semantics: Semantics, parts: Sequence[
 
 
 def _thin_margin(semantics: Semantics, kv_bytes: int, need: Need) -> tuple[str, ...]:
-    spare = kv_bytes - need.needed_bytes - need.null_bytes
+    spare = kv_bytes - need.pool_bytes
     if not need.needed_bytes or spare >= THIN_MARGIN * need.needed_bytes:
         return ()
     risk = (
@@ -206,7 +208,7 @@ def _warnings(deployment: Deployment, semantics: Semantics, tokens: int) -> tupl
     if in_flight and tokens > 2 * in_flight:
         warnings.append(
             f"at most {in_flight:,} tokens can be in flight ({semantics.seqs_flag} {deployment.max_num_seqs} x "
-            f"{deployment.tokens_per_request or length:,}), the pool holds {tokens:,}: cap it, and others can have the rest"
+            f"{deployment.tokens_per_request or length:,}), the pool holds {tokens:,}: cap it and leave others the rest"
         )
     if semantics.global_cap and semantics.engine == "vllm":
         warnings.append(

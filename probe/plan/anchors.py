@@ -20,6 +20,7 @@ from engine.memory.model_presets import gpu
 from engine.memory.shape import LayerGroup, ModelShape
 
 GIB = 1 << 30
+_KINDS = ("full", "sliding", "chunked", "mla", "recurrent")
 _UNITS = {"bytes": 1, "gib": GIB, "gb": 10**9, "mib": 1 << 20, "mb": 10**6}
 _FORMATS = (
     "fp8_ds_mla|nvfp4_ds_mla|fp8_e4m3|fp8_e5m2|fp8_per_token_head|int8_per_token_head|int4_per_token_head|int8k_int4v|"
@@ -118,20 +119,25 @@ def anchor_of(raw: Mapping[str, Any], position: int) -> Anchor:
 def size_of(values: Mapping[str, Any], base: str) -> int | None:
     """`base`_gib, `base`_gb, `base`_mib or `base`_bytes in bytes; the least where it is a list."""
     for unit, factor in _UNITS.items():
-        value = values.get(f"{base}_{unit}")
-        if isinstance(value, list) and value:
-            value = min(value)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return round(value * factor)
+        for ranks in ("", "_per_rank", "_by_rank", "_ranks"):
+            value = values.get(f"{base}_{unit}{ranks}")
+            if isinstance(value, list) and value:
+                value = min(value)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return round(value * factor)
     return None
 
 
 def shape_of(dims: Mapping[str, Any], inputs: Mapping[str, Any], name: str) -> ModelShape | None:
     """The model by its dims; None where they do not tell what a layer keeps."""
     groups: list[LayerGroup] = []
-    nested = [key for key in ("full", "sliding", "chunked", "mla", "recurrent") if isinstance(dims.get(key), Mapping)]
-    for key in nested:
-        group = _group(dims[key], key)
+    for key in _KINDS:
+        own = dims.get(key)
+        if isinstance(own, int) and not isinstance(own, bool):
+            own = {"layers": own}
+        if not isinstance(own, Mapping):
+            continue
+        group = _group({**{name: value for name, value in dims.items() if name not in _KINDS}, **own}, key)
         if group is None:
             return None
         groups.append(group)
@@ -173,7 +179,7 @@ def _group(dims: Mapping[str, Any], kind: str) -> LayerGroup | None:
     if kind == "recurrent":
         return LayerGroup(count, "recurrent", state_bytes=_whole(dims.get("state_bytes"), 0))
     index = _whole(dims.get("index_width"), 0)
-    if kind == "mla" or _latent(dims):
+    if kind == "mla" or (kind == "full" and _latent(dims)):
         return LayerGroup(count, "latent", latent_width=_latent(dims), index_width=index)
     heads = _whole(dims.get("kv_heads", dims.get("num_kv_heads")), 0)
     width = _whole(dims.get("head_dim", dims.get("head_size")), 0)

@@ -7,6 +7,7 @@ Tolerances are the anchor's own level: L1 0.3% or the rounding of the stated mem
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 
 from engine.errors import ConfigError
 from probe.plan.anchors import Anchor, anchor_of, read_anchors
-from probe.plan.figures import FIGURES, TOKEN_KEYS, Figure, Finding
+from probe.plan.figures import FIGURES
+from probe.plan.finding import TOKEN_KEYS, Figure, Finding
 from probe.plan.verdicts import verdict_figures
 
 
@@ -66,9 +68,13 @@ def check_anchor(raw: dict[str, Any], position: int = 0) -> list[CheckRow]:
 
 def _covered(key: str, handled: Iterable[str]) -> bool:
     """Keys that another row has used up, such as the lengths that a concurrency refers to."""
-    if key in TOKEN_KEYS and "derived_kv_gib" in handled:
+    if key in TOKEN_KEYS and any(
+        re.fullmatch(r"(derived_|available_)?kv_(gib|gb|mib|bytes)", name) for name in handled
+    ):
         return True
-    return key.startswith(("tokens_", "mml_")) and any(name.startswith("max_concurrency") for name in handled)
+    return key.startswith(("tokens_", "mml_")) and any(
+        name.startswith(("max_concurrency", "conc_")) for name in handled
+    )
 
 
 def _rows(anchor: Anchor, figure: Figure) -> list[CheckRow]:

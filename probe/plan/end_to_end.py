@@ -1,4 +1,4 @@
-"""Weights of a model that an anchor only names: the preset with the same dims, or an estimate from its parameters.
+"""Plans of a model that an anchor only names: the preset with the same dims, or an estimate from its parameters.
 
 A quantization in the name ("GPTQ", "AWQ", "4bit", "FP8") applies to all but the embedding and the output head.
 """
@@ -9,10 +9,16 @@ import difflib
 import functools
 import re
 from dataclasses import replace
+from typing import Any
 
 from engine.errors import ConfigError
+from engine.memory.capacity import CapacityPlan
 from engine.memory.model_presets import model_names, model_preset
+from engine.memory.plan import plan
 from engine.memory.shape import LayerGroup, ModelShape
+from probe.plan.anchors import Anchor
+from probe.plan.finding import L3_PCT, Finding
+from probe.plan.pool_of import deployment_of, last_version
 
 _BITS = {"gptq": 4.25, "awq": 4.25, "4bit": 4.25, "int4": 4.25, "marlin": 4.25, "w4a16": 4.25, "nvfp4": 4.5}
 _BYTES = {"fp8": 8.0, "int8": 8.0, "w8a8": 8.0, "smoothquant": 8.0}
@@ -20,6 +26,45 @@ _SAME_PARAMETERS = 0.15
 _INNER_OF_HIDDEN = 3.5
 _VOCAB = 32000
 _LENGTH = 4096
+
+
+def end_to_end(anchor: Anchor, name: str, dims: tuple[int, int, int], version: str) -> CapacityPlan:
+    """The plan from the model's name and dims, the GPU and the utilization alone."""
+    if anchor.gpu is None:
+        raise ConfigError("the GPU's memory is not known")
+    shape = named_shape(name, *dims)
+    if anchor.kv_dtype in ("fp16", "float16"):
+        shape = replace(shape, dtype="float16")
+    base = deployment_of(replace(anchor, shape=shape, version=version))
+    return plan(
+        replace(
+            base,
+            gpu=anchor.gpu,
+            gpu_memory_utilization=anchor.utilization,
+            max_model_len=anchor.max_model_len or shape.max_position_embeddings,
+        )
+    )
+
+
+def own_end_to_end(anchor: Anchor, version: str) -> CapacityPlan:
+    layers = anchor.shape.layers if anchor.shape else ()
+    if len(layers) != 1 or not layers[0].num_kv_heads:
+        raise ConfigError("only a model of equal layers is planned from its name")
+    return end_to_end(anchor, anchor.model, (layers[0].count, layers[0].num_kv_heads, layers[0].head_dim), version)
+
+
+def table_row(anchor: Anchor, key: str, expected: Any) -> Finding:
+    """ "Meta-Llama-3-8B-Instruct (32,8,128)": a model of a table, planned end to end."""
+    name = f"blocks {key}"
+    match = re.match(r"(.*?)\s*\((\d+)\s*,\s*(\d+)\s*,\s*(\d+)\)", key)
+    if match is None or not isinstance(expected, int | float):
+        return Finding(name, expected, None, note="the model's dims cannot be read from the table's key")
+    try:
+        dims = (int(match[2]), int(match[3]), int(match[4]))
+        got = end_to_end(anchor, match[1], dims, last_version(anchor.version)).kv_blocks
+    except ConfigError as error:
+        return Finding(name, expected, None, note=str(error))
+    return Finding(name, expected, got, L3_PCT + anchor.extra_pct)
 
 
 def named_shape(name: str, layers: int, kv_heads: int, head_dim: int) -> ModelShape:

@@ -7,7 +7,8 @@ import re
 from engine.errors import ConfigError
 from engine.memory.capacity import CapacityPlan
 from probe.plan.anchors import GIB, Anchor
-from probe.plan.figures import TOKEN_KEYS, Finding, end_to_end
+from probe.plan.end_to_end import end_to_end
+from probe.plan.finding import Finding, reported_tokens
 from probe.plan.pool_of import Pool, divided_plan, last_version, plan_with, stated_pool
 
 _REFUSED = ("does_not_fit", "not_fit", "doesnt_fit", "oom", "fails", "refuse")
@@ -68,7 +69,7 @@ def _solved_back(anchor: Anchor) -> Pool | None:
     if isinstance(derived, int | float) and "L3" not in anchor.level:
         return Pool(round(derived * GIB), None, 0.0, "solved back from the log")
     if anchor.bytes_per_token and "L3" not in anchor.level:
-        count = next((anchor.reported[key] for key in TOKEN_KEYS if key in anchor.reported), None)
+        count = reported_tokens(anchor)
         if isinstance(count, int):
             return Pool(round(count * anchor.bytes_per_token), None, 0.0, "solved back from the log")
     return None
