@@ -22,6 +22,8 @@ _WATERMARK, _LONG_ANSWER = 0.05, 1000  # vllm#44594: the share that took most pr
 def choose_extras(draft: Draft) -> None:
     """All of them, in the order in which an operator reads them."""
     _sharing(draft)
+    if "prefix-order" in draft.template.features:
+        _prefix_order(draft)
     if "isolation" in draft.template.features:
         _isolation(draft)
     if "offload" in draft.template.features:
@@ -42,9 +44,22 @@ def choose_extras(draft: Draft) -> None:
 def _sharing(draft: Draft) -> None:
     if not draft.template.shared_prefix:
         return
-    draft.steps.append(draft.phrase("prompt_order", block=draft.plan.block_size))
+    block = draft.plan.block_size
+    draft.steps.append(draft.phrase("prompt_order", block=block) if block > 1 else draft.phrase("prompt_order_tokens"))
     if draft.has("prefix_caching"):
         draft.choose("prefix_caching", True, draft.phrase("prefix_caching", shared=draft.template.shared_prefix))
+
+
+def _spaced(text: Text) -> Text:
+    return Text(f" {text.en}", f" {text.zh}")
+
+
+def _prefix_order(draft: Draft) -> None:
+    """SGLang can admit by what is cached."""
+    flag, _ = flag_for_setting(draft.engine, draft.deployment.version, "schedule_policy")
+    if flag is not None:
+        default = declared_default(draft.engine, draft.deployment.version, flag)
+        draft.choose("schedule_policy", "lpm", draft.phrase("schedule_policy", default=default))
 
 
 def _isolation(draft: Draft) -> None:
@@ -89,7 +104,7 @@ def _offload(draft: Draft) -> None:
         sessions=draft.template.idle_sessions,
         tokens=session,
         per_token=per_token,
-        ranks=draft.phrase("offload_ranks", tp=ranks) if ranks > 1 else Text("", ""),
+        ranks=_spaced(draft.phrase("offload_ranks", tp=ranks)) if ranks > 1 else Text("", ""),
         want=gib(want),
         host=known,
         one=gib(session * per_token * ranks),
@@ -110,7 +125,16 @@ def _experts(draft: Draft) -> None:
     if mixture and tp * draft.deployment.dp > 1 and draft.has("expert_parallel"):
         draft.choose("expert_parallel", True, draft.phrase("expert_parallel"))
     if tp > 1 and any(group.attention == "latent" for group in shape.layers):
-        draft.steps.append(draft.phrase("mla_tp", tp=tp))
+        draft.steps.append(_apart(draft, tp))
+
+
+def _apart(draft: Draft, tp: int) -> Text:
+    """What attention by data parallelism would hold, where the planner knows it."""
+    knows = draft.engine == "sglang" and draft.deployment.dp == 1
+    found = draft.tried(dp=tp, enable_dp_attention=True) if knows else None
+    if found is None or not found.fits:
+        return draft.phrase("mla_tp", tp=tp)
+    return draft.phrase("mla_dp", tp=tp, tokens=tp * found.kv_tokens, now=draft.plan.kv_tokens)
 
 
 def _watermark(draft: Draft) -> None:

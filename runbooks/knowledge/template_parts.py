@@ -52,8 +52,12 @@ class Template:
 
 @dataclass(frozen=True)
 class FlagChoice:
-    """One flag of a template, with the arithmetic of its value and where the flag was read."""
+    """One flag of a template, with the arithmetic of its value and where the flag was read.
 
+    setting: what it sets, whatever the engine calls it: a field of `Deployment` where it has one of that name.
+    """
+
+    setting: str
     flag: str
     value: Any
     reason: Text
@@ -61,7 +65,8 @@ class FlagChoice:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; Chinese under `zh`."""
-        return {"flag": self.flag, "value": self.value, "source": self.source, **in_both(reason=self.reason)}
+        plain = {name: getattr(self, name) for name in ("setting", "flag", "value", "source")}
+        return {**plain, **in_both(reason=self.reason)}
 
 
 @dataclass(frozen=True)

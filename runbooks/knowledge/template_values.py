@@ -15,13 +15,14 @@ from runbooks.knowledge import template_extras, template_kv
 from runbooks.knowledge.engine_flags import declared_default, engine_title, flag_for_setting, newest, source_of
 from runbooks.knowledge.template_load import own_tokens, requests_at_once, shared_tokens
 from runbooks.knowledge.template_parts import FlagChoice, LeftOut, Template, TemplateAdvice
-from runbooks.knowledge.text import Text, gib, phrases
+from runbooks.knowledge.text import Text, data, gib, phrases
 
 _MOST_SEQS = 1024  # the largest batch vLLM itself takes as a default; beyond it graphs and samplers are not tuned
 _STEP_SIZES = (16384, 8192, 4096)
 _SMALL_STEP = 2048
 _STEP_COST = 0.05  # of the pool: more than that a larger step is not worth
 _PAGE = 16
+_ORDER = tuple(data("engine_flags"))  # of the flags of a command
 
 
 class Draft:
@@ -103,7 +104,7 @@ class Draft:
         if not sure and default is not None and default == value:
             self.leave_out(setting, value, self.phrase("is_default", value=value))
             return False
-        self.flags.append(FlagChoice(flag, value, reason, source_of(self.engine, version)))
+        self.flags.append(FlagChoice(setting, flag, value, reason, source_of(self.engine, version)))
         return True
 
     def leave_out(self, setting: str, value: Any, reason: Text) -> None:
@@ -113,7 +114,7 @@ class Draft:
     def phrase(self, key: str, **figures: Any) -> Text:
         """A sentence of `template_reasons.yaml` with figures in it."""
         return phrases("template_reasons")[key].filled(
-            **{"engine": engine_title(self.engine), "version": self.deployment.version, **figures}
+            **{"engine": engine_title(self.engine), "version": self.deployment.version or "(this build)", **figures}
         )
 
     def advice(self) -> TemplateAdvice:
@@ -142,7 +143,7 @@ class Draft:
             self.template,
             self.deployment,
             self.plan,
-            tuple(self.flags),
+            tuple(sorted(self.flags, key=lambda choice: _ORDER.index(choice.setting))),
             tuple(self.left_out),
             tuple(self.steps),
             self.held(),
@@ -272,22 +273,32 @@ class Draft:
         raises = self.template.objective in ("concurrency", "throughput")
         if wanted == default or (wanted > default and not raises):
             return None
-        for _ in range(8):  # more sequences need larger graphs and samplers, which take from the pool
-            found = self.tried(max_num_seqs=wanted)
-            if found is None or not found.fits:
-                return None
-            if self.held(found) >= wanted:
-                break
-            wanted = self.held(found)
-            if wanted < 1:
-                return None
-        if wanted == default:
+        wanted = self._that_hold_themselves(wanted, min(_MOST_SEQS, bounded or _MOST_SEQS))
+        if wanted < 1 or wanted == default or (wanted > default and not raises):
             return None
         held = self.held()
         self.adopt(max_num_seqs=wanted)
         return wanted, self._why_sequences(
             wanted, default, held, limited_by_time=bounded is not None and bounded < held
         )
+
+    def _that_hold_themselves(self, guess: int, most: int) -> int:
+        """The most sequences whose own plan holds them: more need larger graphs and samplers, which take from it."""
+        low, high = 0, 0
+        while guess > low:
+            held = self._held_with(guess)
+            if held >= guess:
+                low, guess = guess, min(most, held)
+            else:
+                high, guess = guess, held
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._held_with(middle) >= middle else (low, middle)
+        return low
+
+    def _held_with(self, seqs: int) -> int:
+        found = self.tried(max_num_seqs=seqs)
+        return self.held(found) if found is not None and found.fits else 0
 
     def _why_sequences(self, value: int, default: int, held: int, *, limited_by_time: bool) -> Text:
         shared = self.phrase("shared_part", shared=self.shared_tokens) if self.shared_tokens else Text("", "")

@@ -102,16 +102,19 @@ def test_the_plan_of_the_flags_fits_and_holds_the_sequences(one: Template, engin
     if "max_num_seqs" in given:
         held = requests_at_once(one, again)
         assert given["max_num_seqs"] <= held
+        if one.itl_ms is None and given["max_num_seqs"] < 1024:
+            more = given["max_num_seqs"] + 1
+            beyond = plan(
+                replace(asked, max_model_len=length or one.max_model_len, **{**given, "max_num_seqs": more}, **formats)
+            )
+            assert requests_at_once(one, beyond) < more
 
 
 def test_sequences_are_pool_tokens_over_tokens_of_a_request() -> None:
     advice = advise(template("multi-tenant"), deployment())
     per_request = -(-template("multi-tenant").tokens_per_request // 16) * 16
-    assert written(advice, ("--max-num-seqs",)) == plan_without_sequences(advice) // per_request
-
-
-def plan_without_sequences(advice: TemplateAdvice) -> int:
-    return plan(replace(advice.deployment, max_num_seqs=None)).kv_tokens
+    assert written(advice, ("--max-num-seqs",)) == advice.plan.kv_tokens // per_request
+    assert [choice.setting for choice in advice.flags][:2] == ["max_model_len", "max_num_seqs"]
 
 
 def test_eight_bit_kv_only_where_the_hardware_can() -> None:
