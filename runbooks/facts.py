@@ -7,6 +7,7 @@ hardware and the model where they are named. Sizes in bytes (per GPU), lengths i
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from runbooks.isolation_facts import IsolationFacts, read_isolation
 from runbooks.quality_candidates import QualityCandidate, read_candidates
 
 COMPUTE_BOUND_USAGE = 0.7  # a pool filled less than that keeps nobody waiting
+SAFETY = 1.5  # what several requests may take together, over the mean of their lengths
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,13 @@ class TargetFacts:
     @property
     def request_tokens(self) -> tuple[int | None, str]:
         """Tokens one request needs at its end, and where that figure comes from."""
-        if self.traffic.tokens_per_request_peak is not None:
-            return self.traffic.tokens_per_request_peak, "the longest request seen"
+        traffic = self.traffic
+        if traffic.tokens_per_request_peak is not None:
+            return traffic.tokens_per_request_peak, "the longest request seen"
+        if traffic.prompt_tokens_mean is not None and traffic.output_tokens_mean is not None:
+            tokens = math.ceil((traffic.prompt_tokens_mean + traffic.output_tokens_mean) * SAFETY)
+            if tokens > 0 and (self.max_model_len is None or tokens < self.max_model_len):
+                return tokens, f"{SAFETY:g} times the mean of prompts and answers"
         return self.max_model_len, "--max-model-len, as no request lengths were measured"
 
 

@@ -33,12 +33,12 @@ def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: boo
             flag, held, f"the {pool} does not hold one request of {need} tokens; lower --max-model-len instead"
         )
         return
-    ceiling = now if now is not None else facts.traffic.peak_running
+    ceiling = now if now is not None else _may_run(facts, draft.runbook)
     if ceiling is None:
         draft.lacks(f"{flag} in force, or how many requests ran at once")
         return
     if held >= ceiling:
-        draft.refuse(flag, held, f"not needed: the {pool} holds {sum_}, and at most {ceiling} run at once")
+        draft.refuse(flag, held, f"not needed: the {pool} holds {sum_}, and {ceiling} at most want to run at once")
         return
     waiting = facts.traffic.peak_demand
     queue = (
@@ -54,6 +54,15 @@ def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: boo
         cost=f"requests beyond {held} queue, so time to first token grows by their wait{queue}",
         verify=f"{no_preemptions(facts.engine)} and {metric_for(facts.engine, 'vllm:num_requests_running')} <= {held}",
     )
+
+
+PREEMPTING = ("eviction-storm", "offload-resume-deadlock", "preemption-livelock", "slow-after-retraction")
+
+
+def _may_run(facts: TargetFacts, runbook: str) -> int | None:
+    """How many would run where the limit is not known; who waits was thrown out, or would be next, where any was."""
+    traffic = facts.traffic
+    return traffic.peak_demand if runbook in PREEMPTING or traffic.preemptions else traffic.peak_running
 
 
 def _now_preempted(facts: TargetFacts) -> str:

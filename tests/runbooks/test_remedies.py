@@ -23,8 +23,8 @@ GIB = 1024**3
 RULES = [rule.id for rule in DEFAULT_RULES]
 RUNBOOKS = [  # of kinds of incidents, without an alert
     "capacity-misjudged", "flag-not-in-version", "kv-does-not-fit", "kv-dtype-unsupported", "metrics-misread",
-    "offload-host-memory", "offload-resume-deadlock", "prefix-cache-inert", "shared-gpu-memory", "slow-after-retraction",
-    "upgrade-less-kv",
+    "offload-host-memory", "offload-resume-deadlock", "prefix-cache-inert", "shared-gpu-memory",
+    "slow-after-retraction", "upgrade-less-kv",
 ]  # fmt: skip
 
 
