@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from probe.alerts.evaluate import LIFECYCLE_KINDS, Outcome, View, evaluate
 from probe.alerts.expr import Derivative, Increase, leaves, with_times
@@ -35,7 +36,6 @@ class Judged:
 def judge(figures: Figures, rules: Sequence[Rule] = DEFAULT_RULES) -> tuple[list[Judged], list[NotJudged]]:
     """Every rule's outcome at the end of the window, and those that cannot be judged."""
     observed = figures.observed
-    dialect = load_dialect(observed.target.engine, observed.version)
     newest = max((sample.ts for sample in observed.samples), default=observed.until)
     target = dataclasses.replace(observed.target, time_scale=1.0, created_at=0.0)
     unseen = frozenset(event.id for event in observed.events if event.ts >= observed.since)
@@ -49,7 +49,7 @@ def judge(figures: Figures, rules: Sequence[Rule] = DEFAULT_RULES) -> tuple[list
             skipped.append(NotJudged(rule.id, "needs rounds of a quality canary: `kvoncall quality`"))
             continue
         try:
-            fit = shortened(fitted(rule, dialect, observed.version), span_s)
+            fit = shortened(_fitted(rule.id, observed.target.engine, observed.version), span_s)
         except UnfitError as error:
             skipped.append(NotJudged(rule.id, str(error)))
             continue
@@ -59,6 +59,12 @@ def judge(figures: Figures, rules: Sequence[Rule] = DEFAULT_RULES) -> tuple[list
             continue
         judged.append(Judged(fit, outcome, rule.window_s if rule.window_s > span_s else None))
     return judged, skipped
+
+
+@cache
+def _fitted(rule_id: str, engine: str, version: str | None) -> Rule:
+    """A rule as an engine's version has it: the same for every window."""
+    return fitted(next(rule for rule in DEFAULT_RULES if rule.id == rule_id), load_dialect(engine, version), version)
 
 
 def shortened(rule: Rule, span_s: float) -> Rule:
