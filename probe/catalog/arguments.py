@@ -41,9 +41,9 @@ class Arguments:
 
     def form(self, aliases: tuple[str, ...]) -> Form:
         """The flag's form."""
-        kind = "choice" if self.choices is not None and self.kind in ("str", "value") else self.kind
+        kind = "choice" if self.choices and self.kind in ("str", "value") else self.kind
         default = _plain(self.default.value)
-        choices = None if self.choices is None else tuple(c for c in self.choices if c is not None)
+        choices = tuple(choice for choice in self.choices or () if choice is not None) or None
         return Form(kind, default, choices, aliases, self.deprecated, self.default.computed)
 
     def copy(self) -> Arguments:

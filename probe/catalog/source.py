@@ -153,6 +153,8 @@ class Modules:
                 return self._apply(operator.neg, of(operand))
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return self._apply(_OPERATORS[type(op)], of(left), of(right))
+            case ast.JoinedStr(values=parts):
+                return "".join(str(of(p.value if isinstance(p, ast.FormattedValue) else p)) for p in parts)
             case ast.Name(id=name):
                 return self._named(name, scope, depth)
             case ast.Attribute():
