@@ -21,7 +21,8 @@ def show_attentions(plan: CapacityPlan, language: str) -> None:
     except ConfigError as error:
         st.caption(words.plain(str(error)))
         return
-    length = words.count(plan.max_model_len)
+    length = plan.max_model_len
+    everywhere = not any(group.window for group in plan.deployment.shape.layers)  # else a request is no multiple
     show_table([
         {
             "attention": _name(row.kind, row.kv_heads),
@@ -30,7 +31,7 @@ def show_attentions(plan: CapacityPlan, language: str) -> None:
             "8 bits": _bytes(row.bytes_8),
             "4 bits": _bytes(row.bytes_4),
             "a token, all layers, 16 bits": _bytes(row.all_16),
-            f"{length} tokens": words.size(row.all_16 * plan.max_model_len),
+            **({f"{words.count(length)} tokens": words.size(row.all_16 * length)} if everywhere else {}),
             "of MHA": words.ratio(row.share_of_mha),
             "what it is": in_language(row.meaning, language),
         }

@@ -9,7 +9,6 @@ import pandas as pd
 import streamlit as st
 
 from app.ui import words
-from app.ui.quality_charts import with_legend
 from engine.memory.capacity import GIB, CapacityPlan
 
 # Readable on white and on near-black; neighbours in the bar differ in lightness too.
@@ -27,7 +26,7 @@ COLORS = {
 }
 UNKNOWN = "#7a8794"
 LIMIT = "#d6453d"
-BAR, AXIS = 46, 76
+BAR = 46
 SMALL = 1 << 20  # parts below this are in the table only
 
 
@@ -56,7 +55,7 @@ def show_bars(plans: Mapping[str, CapacityPlan], *, title: str) -> None:
         alt.Tooltip("part:N"), alt.Tooltip("size:N"), alt.Tooltip("share:Q", title="of the GPU", format=".1%"),
         alt.Tooltip("how:N"),
     ]  # fmt: skip
-    bars = alt.Chart(frame).mark_bar(height=BAR - 14, stroke="#ffffff", strokeWidth=0.6)
+    bars = alt.Chart(frame).mark_bar(height=BAR - 14)
     limits = pd.DataFrame([{"plan": name, "at": size} for name, size in gpus.items()])
     ends = alt.Chart(limits).mark_tick(color=LIMIT, thickness=2, size=BAR, strokeDash=[5, 3])
     chart = alt.layer(
@@ -64,8 +63,7 @@ def show_bars(plans: Mapping[str, CapacityPlan], *, title: str) -> None:
         ends.encode(x="at:Q", y=y, tooltip=alt.Tooltip("at:Q", title="the GPU's memory, GiB", format=".1f")),
     )
     st.markdown(f"**{words.plain(title)}**")
-    height = with_legend(BAR * len(gpus) + AXIS, len(parts))
-    st.altair_chart(chart.properties(height=height), alt=alt_text(title, plans))
+    st.altair_chart(chart.properties(height=alt.Step(BAR)), alt=alt_text(title, plans))
 
 
 def _rows(name: str, plan: CapacityPlan) -> list[dict[str, object]]:
@@ -84,8 +82,9 @@ def _rows(name: str, plan: CapacityPlan) -> list[dict[str, object]]:
 
 
 def _legend(part: str, plans: Mapping[str, CapacityPlan]) -> str:
-    """`weights 32.9 GiB`; of two plans both sizes."""
-    return f"{part} {' | '.join(words.size(plan.part(part)) for plan in plans.values() if plan.parts)}"
+    """`weights 32.9 GiB`; the name alone where several plans have it."""
+    sizes = [words.size(plan.part(part)) for plan in plans.values()]
+    return f"{part} {sizes[0]}" if len(sizes) == 1 else part
 
 
 def alt_text(title: str, plans: Mapping[str, CapacityPlan]) -> str:

@@ -44,9 +44,9 @@ def show_topic(topic: str, found: Sequence[Claim], language: str) -> None:
     show_table([
         {
             "the article says": in_language(claim.claim, language),
+            "verdict": VERDICTS[claim.verdict],
             "its figure": in_language(claim.said, language),
             "computed": in_language(claim.computed, language) or words.DASH,
-            "verdict": VERDICTS[claim.verdict],
             "what holds": in_language(claim.truth, language),
         }
         for claim in found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import argparse
+from dataclasses import dataclass
 
 import streamlit as st
 
@@ -15,10 +16,10 @@ from engine.memory.deployment import Deployment
 from engine.memory.hf_config import model_shape, read_config
 from engine.memory.model_presets import model_names, model_preset
 from engine.memory.shape import LayerGroup, ModelShape
+from probe.plan.live import Live, live_of
 from probe.store import Target
 from probe.targets import measured_facts
 from runbooks.facts import TargetFacts, from_facts
-from runbooks.facts_deployment import deployment_of
 
 SOURCES = ("preset", "config.json", "dimensions", "target")
 DEFAULT_MODEL = "Llama-3.1-8B"
@@ -28,12 +29,10 @@ _TEXT, _FILE, _TROUBLE = "config-text", "config-file", "config-trouble"
 
 @dataclass(frozen=True)
 class Source:
-    """A shape, or (from a target) a whole deployment with the target it was read off."""
+    """A shape, or what was read off a target."""
 
     shape: ModelShape
-    deployment: Deployment | None = None
-    target: Target | None = None
-    facts: TargetFacts | None = None
+    live: Live | None = None
 
 
 def choose_source() -> Source | None:
@@ -124,13 +123,40 @@ def _from_target() -> Source | None:
         st.caption("No target is watched yet: attach one on the Targets page.")
         return None
     target = choose_target(targets)
-    facts = from_facts(measured_facts(store, target, None))
-    if facts.shape is None:
-        st.caption(words.plain(f"{target.name} does not tell the dimensions of its model: say which one it serves."))
-        facts = replace(facts, shape=model_preset(_choose_model("Model it serves")))
-    deployment = deployment_of(facts)
-    assert deployment is not None  # the shape is known
-    return Source(deployment.shape, deployment, target, facts)
+    live = read_target(target, None)
+    if live.deployment is None:
+        st.caption(words.plain(f"{live.problem}. Say here which model it is."))
+        live = read_target(target, _choose_model("Model it serves"))
+    if live.live is None:
+        raise ConfigError(live.problem)
+    for note in live.live.notes:
+        st.caption(words.plain(note))
+    return Source(live.live.deployment.shape, live.live)
+
+
+@dataclass(frozen=True)
+class Read:
+    """What is kept of a target: its facts, and its deployment, or why there is none."""
+
+    facts: TargetFacts
+    live: Live | None
+    problem: str = ""
+
+    @property
+    def deployment(self) -> Deployment | None:
+        """The server as the planner wants it."""
+        return self.live.deployment if self.live is not None else None
+
+
+def read_target(target: Target, model: str | None) -> Read:
+    """From the target's stored facts; `model` is a preset for one that does not tell what it serves."""
+    facts = measured_facts(get_runtime().store, target, None)
+    options = argparse.Namespace(model=model, model_config=None, layers=None, tp=None, gpu=None, gpu_memory=None)
+    try:
+        live = live_of(options, target.name, facts)
+    except ConfigError as error:
+        return Read(from_facts(facts), None, str(error))
+    return Read(live.facts, live)
 
 
 def _choose_model(label: str) -> str:

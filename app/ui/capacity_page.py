@@ -7,6 +7,8 @@ import streamlit as st
 from app.ui import words
 from app.ui.capacity_attention import show_attentions
 from app.ui.capacity_chart import show_bars
+from app.ui.capacity_checklist import show_checklist
+from app.ui.capacity_chooser import show_chooser
 from app.ui.capacity_claims import show_claims
 from app.ui.capacity_compare import show_comparison
 from app.ui.capacity_inputs import Inputs, choose_inputs
@@ -46,6 +48,12 @@ def render() -> None:
             show_templates(plan.deployment, language)
         elif plan is None:
             st.info("Templates are computed for the deployment of the Plan tab, which lacks something yet.")
+    with tabs[2], guarded():
+        if tabs[2].open:
+            show_chooser(language)
+    with tabs[3], guarded():
+        if tabs[3].open:
+            show_checklist(plan, language)
     with tabs[4], guarded():
         if tabs[4].open:
             show_claims(language)
@@ -87,8 +95,8 @@ def show_plan(language: str) -> CapacityPlan | None:
 
 def show_division(plan: CapacityPlan, inputs: Inputs) -> None:
     """How the memory is divided, and the rule of thumb beside it."""
-    if inputs.source.target is not None and inputs.source.facts is not None:
-        show_measured(plan, inputs.source.target, inputs.source.facts)
+    if inputs.source.live is not None:
+        show_measured(plan, inputs.source.live)
     show_bars({words.plain(plan.deployment.shape.name): plan}, title="Memory of one GPU")
     show_parts(plan)
     show_articles(plan)

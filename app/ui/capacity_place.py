@@ -30,8 +30,8 @@ class Place:
 
 def choose_place(source: Source | None) -> Place:
     """The fields. All GPUs go to tensor parallelism unless pipeline stages or replicas take them."""
-    if source is not None and source.deployment is not None:
-        return _of_target(source.deployment)
+    if source is not None and source.live is not None:
+        return _of_target(source.live.deployment)
     left, right = st.columns([2, 1])
     with left:
         device = _choose_gpu()

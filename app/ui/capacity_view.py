@@ -12,6 +12,7 @@ from engine.memory.capacity import CapacityPlan
 from engine.memory.levers import Lever
 
 POSSIBLE = words.Mark("✔", "possible", "green")
+NO_BREAK = "\u00a0"
 IMPOSSIBLE = words.Mark("✖", "not here", "gray")
 
 
@@ -55,14 +56,10 @@ def show_figures(plan: CapacityPlan) -> None:
     tiles = [
         ("KV tokens", words.count(plan.kv_tokens), "as its log prints"),
         ("KV blocks", words.count(plan.kv_blocks), f"{plan.block_size} tokens, {words.size(plan.kv_bytes_per_block)}"),
-        ("At once, longest", f"{plan.max_concurrency:.2f}", f"requests of {longest} tokens"),
-        ("At once, typical", f"{typical.exact_concurrency:.2f}", f"requests of {usual} tokens"),
-        ("Longest that fits", words.count(plan.largest_model_len), "tokens of one request"),
-        (
-            "KV of a token",
-            words.size(per_token or 0),
-            f"on one GPU{f', and {words.size(fixed)} a request' if fixed else ''}",
-        ),
+        (f"Of {longest} tokens", f"{plan.max_concurrency:.2f}", "requests at once"),
+        (f"Of {usual} tokens", f"{typical.exact_concurrency:.2f}", "requests at once"),
+        ("Longest that fits", words.count(plan.largest_model_len), "tokens, alone"),
+        ("KV of a token", words.size(per_token or 0), f"and {words.size(fixed)} each" if fixed else "on one GPU"),
     ]
     with st.container(horizontal=True):
         for label, value, note in tiles:
@@ -70,14 +67,13 @@ def show_figures(plan: CapacityPlan) -> None:
 
 
 def show_parts(plan: CapacityPlan) -> None:
-    """The parts in a table: size, share, whether utilization pays for it, and how it was computed."""
+    """The parts in a table: size, share, whether the budget pays for it, and how it was computed."""
     total = sum(part.bytes for part in plan.parts)
     show_table([
         {
-            "part": part.name,
-            "size": words.size(part.bytes),
+            "part": part.name if part.inside_budget else f"{part.name} (outside the budget)",
+            "size": words.size(part.bytes).replace(" ", NO_BREAK),
             "of the GPU": words.ratio(part.bytes / total) if total else words.DASH,
-            "in the budget": "yes" if part.inside_budget else "no",
             "how": part.how,
         }
         for part in plan.parts
@@ -106,11 +102,11 @@ def show_levers(levers: Sequence[Lever], plan: CapacityPlan) -> None:
     show_table([
         {
             "lever": lever.what,
+            "gained": gained(lever, plan),
+            "KV tokens": words.count(lever.plan.kv_tokens),
+            "at once": f"{lever.plan.max_concurrency:.2f}",
             "": POSSIBLE if lever.possible else IMPOSSIBLE,
             "change": flags_text(lever),
-            "KV tokens": words.count(lever.plan.kv_tokens),
-            "gained": gained(lever, plan),
-            "at once": f"{lever.plan.max_concurrency:.2f}",
             "costs": lever.cost if lever.possible else lever.why_not,
         }
         for lever in levers

@@ -22,6 +22,7 @@ from probe.alerts.backtest import BacktestError
 from probe.replay.scenario import ReplayError
 from probe.store import StoreError
 from probe.targets import TargetError
+from runbooks.command_edit import CommandError
 from runbooks.launch_line import LaunchLineError
 from runbooks.load import RunbookError
 
@@ -31,6 +32,7 @@ log = logging.getLogger("kvoncall.app")
 _EXPECTED = (
     AppError,
     BacktestError,
+    CommandError,
     ConfigError,
     EngineUnreachableError,
     LaunchLineError,

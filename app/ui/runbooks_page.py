@@ -23,9 +23,11 @@ from app.ui.runbook_checklist import show_checklist
 from app.ui.runbook_findings import show_findings
 from app.ui.runbook_list import head_of, show_list
 from app.ui.runbook_notes import show_notes
+from app.ui.runbook_outputs import show_outputs
 from app.ui.runbook_subject import of_incident, of_runbook
 from probe.store import Alert, Replay, Store, Target
 from probe.targets import measured_facts
+from runbooks.changes import Recommendation
 from runbooks.facts import TargetFacts, from_facts
 from runbooks.load import Runbook, get_runbook
 from runbooks.recommend import recommend
@@ -108,9 +110,12 @@ def show_advice(runtime: Runtime, runbook: Runbook, context: Context) -> None:
             link("alerts", f"Alert {context.alert.id}", ":material/notifications:", alert=context.alert.id)
         facts = facts_of(runtime.store, runbook, context)
         with guarded():
-            proposal = propose(runtime.store, runbook, context, facts)
+            advice = recommend(runbook.id, facts) if runbook.own else None
+            proposal = propose(runtime.store, context, advice)
             show_proposal(proposal, context.target)
             show_apply(runtime, proposal, context)
+            if advice is not None and advice.changes and context.replay is None:
+                show_outputs(advice, facts, context.target)
         with guarded():
             show_findings(context.target, facts)
         link("capacity", "Plan its memory", ":material/data_usage:", source="target", shown=context.target.name)
@@ -126,16 +131,16 @@ def facts_of(store: Store, runbook: Runbook, context: Context) -> TargetFacts:
     return from_facts(facts)
 
 
-def propose(store: Store, runbook: Runbook, context: Context, facts: TargetFacts) -> Proposal:
-    """A replay's own recommendation, where it has got that far; else computed from the target's facts."""
+def propose(store: Store, context: Context, advice: Recommendation | None) -> Proposal:
+    """A replay's own recommendation, where it has got that far; else the one computed from the target's facts."""
     if context.replay is not None:
         for entry in reversed(store.replays.journal(context.replay.id)):
             if entry.step == "recommend" and entry.data and "changes" in entry.data:
                 data = entry.data
                 return proposal_of(data)
-    if not runbook.own:
+    if advice is None:
         return Proposal([], [], "A page of your own: no change is computed for it.")
-    return proposal_of(recommend(runbook.id, facts).to_dict())
+    return proposal_of(advice.to_dict())
 
 
 def proposal_of(data: Mapping[str, Any]) -> Proposal:
