@@ -94,7 +94,7 @@ def _by_architecture(values: HfValues, count: int) -> list[str]:
     if family == "jamba":
         period, offset = values.whole("attn_layer_period"), values.optional("attn_layer_offset", 0) or 0
         return ["full" if i % period == offset % period else "recurrent" for i in range(count)]
-    indices = values.raw("attn_layer_indices")
+    indices = values.raw("attn_layer_indices") or values.raw("full_attn_idxs")
     if isinstance(indices, list) or family == "bamba":
         return ["full" if i in (indices or ()) else "recurrent" for i in range(count)]
     if family == "falcon_h1":
