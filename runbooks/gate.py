@@ -7,7 +7,8 @@ force makes void or impossible.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from runbooks.contradictions import why_contradicts
@@ -62,7 +63,7 @@ def needs_restart(facts: TargetFacts, flag: str) -> bool:
 
 
 def _why_impossible(runbook: str, facts: TargetFacts, flag: str, to: Any) -> str | None:
-    absent = why_absent(facts.engine, facts.version, flag)
+    absent = _absent(facts, flag)
     now = facts.flags.get(flag)
     if runbook == NOT_IN_VERSION and to is None and now is not None:
         if absent is None and why_value_absent(facts.engine, facts.version, flag, now) is None:
@@ -70,11 +71,32 @@ def _why_impossible(runbook: str, facts: TargetFacts, flag: str, to: Any) -> str
         return None  # what does not exist is what has to go
     if absent is None and to is not None:
         absent = (
-            why_value_absent(facts.engine, facts.version, flag, to)
+            _value_absent(facts, flag, to)
             or _why_wrong_kind(facts, flag, to)
             or why_out_of_range(facts.engine, flag, to)
         )
     return absent
+
+
+def _absent(facts: TargetFacts, flag: str) -> str | None:
+    return _embedded_absent(flag) if facts.engine == EMBEDDED else why_absent(facts.engine, facts.version, flag)
+
+
+def _value_absent(facts: TargetFacts, flag: str, to: Any) -> str | None:
+    if facts.engine == EMBEDDED and isinstance(to, Hashable):
+        return _embedded_value_absent(flag, to)
+    return why_value_absent(facts.engine, facts.version, flag, to)
+
+
+@functools.cache
+def _embedded_absent(flag: str) -> str | None:
+    """The embedded engine's flags are those of this process: its parser is built once for each."""
+    return why_absent(EMBEDDED, None, flag)
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _embedded_value_absent(flag: str, to: Hashable) -> str | None:
+    return why_value_absent(EMBEDDED, None, flag, to)
 
 
 def _why_wrong_kind(facts: TargetFacts, flag: str, to: Any) -> str | None:
