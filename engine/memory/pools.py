@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.errors import ConfigError
+from engine.kv_formats import split_layer_words
 from engine.memory.deployment import Deployment
 from engine.memory.pages import LayerKind, Layout, Rank, page_bytes, shared_pool, single_table, two_pools
 from engine.memory.semantics import Semantics
@@ -109,7 +110,7 @@ def _kinds(groups: tuple[LayerGroup, ...], deployment: Deployment, shape: ModelS
     """Layers by their format. Layers that keep the model's precision are taken where the flag names them."""
     main = canonical_format(deployment.kv_cache_dtype, shape.dtype)
     exact = canonical_format("auto", shape.dtype)
-    names = deployment.kv_cache_dtype_skip_layers
+    names = split_layer_words(deployment.kv_cache_dtype_skip_layers)
     skipped_windows = any(name.strip().lower() in ("sliding_window", "sliding") for name in names)
     indices = {index for name in names if (index := _layer_index(name)) is not None}
     if main.startswith("turboquant_") and len({group.attention for group in groups}) == 1 and not indices:

@@ -115,10 +115,9 @@ def head_block_bytes(name: str, key_width: int, value_width: int, block_size: in
     if name in _ENGINE_FORMATS:
         return block_size * _ENGINE_FORMATS[name].bytes_per_head(key_width, value_width)
     kv_format: KVFormat = KV_FORMATS[name]
+    stored = [(kv_format.key, key_width), (kv_format.value, value_width)]  # a width of 0: values are read from keys
     try:
-        return kv_format.key.bytes_per_block_head(key_width, block_size) + kv_format.value.bytes_per_block_head(
-            value_width, block_size
-        )
+        return sum(part.bytes_per_block_head(width, block_size) for part, width in stored if width)
     except ValueError as error:
         raise ConfigError(f"{name} cannot store heads of {key_width} and {value_width} values: {error}") from error
 
