@@ -23,17 +23,15 @@ def check_commands(page: Document, pages: Collection[str]) -> Iterator[LintFindi
     """Findings of the command lines in any language's page."""
     for block in page.blocks:
         for span in block.spans:
-            text = span.text.removeprefix("$ ")
-            if text.startswith("kvoncall "):
-                why = why_refused(text, pages)
+            if span.text.startswith("kvoncall "):
+                why = why_refused(span.text, pages)
                 if why:
-                    yield LintFinding(page.file, span.line, "command", f"`{text}`: {why}", "what `--help` shows")
+                    yield LintFinding(page.file, span.line, "command", f"`{span.text}`: {why}", "what `--help` shows")
 
 
 def commands_in(page: Document) -> set[str]:
     """Every command line of a page."""
-    spans = (span.text.removeprefix("$ ") for block in page.blocks for span in block.spans)
-    return {text for text in spans if text.startswith("kvoncall ")}
+    return {span.text for block in page.blocks for span in block.spans if span.text.startswith("kvoncall ")}
 
 
 def why_refused(text: str, pages: Collection[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from runbooks.load import HEADINGS, SECTIONS, RunbookError, split_page
 
 ROW, TEXT, HEADING, FENCE = "row", "text", "heading", "fence"
+_DATA = ("yaml", "json", "toml", "text")
 _SPAN = re.compile(r"`([^`]+)`")
 _NEW_BLOCK = re.compile(r"\s*(?:[-*]|\d+\.)\s")
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`<])|[。!?;]")
@@ -39,12 +40,7 @@ class Block:
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         if self.kind == FENCE:
-            lines = enumerate(self.text.splitlines(), self.line)
-            return tuple(
-                Span(line.strip(), number, 0)
-                for number, line in lines
-                if self.language == "promql" or line.lstrip().startswith(("kvoncall ", "$ "))
-            )
+            return tuple(_lines_of_code(self))
         return tuple(
             Span(" ".join(match[1].split()), self.line_at(match.start()), match.start())
             for match in _SPAN.finditer(self.text)
@@ -142,6 +138,26 @@ def _blocks(body: str, first_line: int, lang: str) -> Iterator[Block]:
             yield Block(HEADING, section, number, line)
     if lines:
         yield Block(TEXT, section, start, "\n".join(lines))
+
+
+def _lines_of_code(block: Block) -> Iterator[Span]:
+    """A fenced block's lines, continued ones (`\\`) as one; a block of PromQL is one; data is none."""
+    if block.language in _DATA:
+        return
+    if block.language == "promql":
+        yield Span(" ".join(block.text.split()), block.line, 0)
+        return
+    held, start = "", block.line
+    for number, line in enumerate(block.text.splitlines(), block.line):
+        start = start if held else number
+        held = f"{held} {line.strip()}".strip()
+        if held.endswith("\\"):
+            held = held[:-1].rstrip()
+        elif held:
+            yield Span(held.removeprefix("$ "), start, 0)
+            held = ""
+    if held:
+        yield Span(held, start, 0)
 
 
 def is_rule_of_table(block: Block) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from probe.runbook_lint.document import Block, Document, Span, tables
 from probe.runbook_lint.finding import LintFinding
 from probe.runbook_lint.versions import flag_versions, names_version, says_bounds
-from runbooks.flags import EMBEDDED, catalog, embedded_flags, known_versions, why_absent, why_value_absent
+from runbooks.flags import EMBEDDED, catalog, embedded_flags, flag_facts, known_versions, why_absent, why_value_absent
 from runbooks.page_schema import NEVER
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]|\bkv_cache_config\.[a-z_]+")
@@ -210,6 +210,10 @@ def _row_of(page: Document, row: Block, engine: str, flag: str) -> Iterator[Lint
     if not flag.startswith("--") and not any(exists(engine, v, flag) for v in known_versions(engine)):
         what = f"no version of {engine} that was read has {flag}"
         yield LintFinding(page.file, row.line, "unknown-flag", what, _near(flag, [engine]))
+    facts = flag_facts(engine, None, flag) if engine != EMBEDDED else None
+    if facts is not None and facts.restart and len(row.cells) > 4 and row.cells[4] in ("no", "否"):
+        what = f"{flag} of {engine} takes effect at a start"
+        yield LintFinding(page.file, row.line, "flag-restart", what, "yes, in the column restart")
     for span in row.spans:
         if row.cells[2].find(f"`{span.text}`") < 0 or FLAG.search(span.text):
             continue

@@ -59,6 +59,7 @@ def words(page: Document) -> int:
 
 
 def _front_matter(page: Document, pages: Collection[str]) -> Iterator[LintFinding]:
+    yield from _repeated_keys(page)
     found = translation_problems(page.meta) if page.lang in HEADINGS else problems(page.id, page.meta, pages)
     for problem in found:
         yield _of_problem(page, problem)
@@ -73,6 +74,21 @@ def _front_matter(page: Document, pages: Collection[str]) -> Iterator[LintFindin
             )  # fmt: skip
 
 
+def _repeated_keys(page: Document) -> Iterator[LintFinding]:
+    """Keys that YAML would take the last of, without a word."""
+    seen: set[str] = set()
+    above = ""
+    for number, line in enumerate(page.text.split("\n")[1 : page.body_line - 2], 2):
+        match = re.match(r"( *)([\w-]+):", line)
+        if match is None:
+            continue
+        above = above if match[1] else match[2]
+        key = f"{above}/{match[2]}" if match[1] else match[2]
+        if key in seen:
+            yield LintFinding(page.file, number, "front-matter", f"{match[2]} is there twice", "one of them")
+        seen.add(key)
+
+
 def _of_problem(page: Document, problem: Problem) -> LintFinding:
     what, _, write = problem.message.partition(": ")
     inside = what.split()[0] if problem.key == "flags" else ""
@@ -85,6 +101,10 @@ def _sections(page: Document) -> Iterator[LintFinding]:
         if not found.get(name):
             line = next((b.line for b in page.blocks if b.kind == HEADING and b.text == f"## {name}"), page.body_line)
             yield LintFinding(page.file, line, "sections", f"section {name} is missing or empty", f"## {name} and text")
+    headings = [block for block in page.blocks if block.kind == HEADING and block.text.startswith("## ")]
+    for place, block in enumerate(headings):
+        if block.text in (other.text for other in headings[:place]):
+            yield LintFinding(page.file, block.line, "sections", f"{block.text!r} is there twice", "one of them")
     extra = [name for name in found if name not in wanted]
     if extra or (set(found) == set(wanted) and tuple(found) != wanted):
         line = next((b.line for b in page.blocks if b.kind == HEADING and b.text[3:] in extra), page.body_line)

@@ -13,6 +13,7 @@ from probe.runbook_lint.finding import LintFinding
 from runbooks.load import SECTIONS
 
 _ID = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
+_LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 # Kebab-case words of engines and APIs, which are no pages.
 _WORDS = ("enable-prefix-caching",)
 
@@ -29,6 +30,7 @@ def check_links(page: Document, pages: Collection[str]) -> Iterator[LintFinding]
         yield _finding(page, "alert", f"alert is null, and there is a rule {page.id!r}", page.id)
     yield from _drill(page)
     yield from _named(page, pages)
+    yield from _relative(page)
 
 
 def missing_pages(pages: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -75,6 +77,18 @@ def _named(page: Document, pages: Collection[str]) -> Iterator[LintFinding]:
             if _ID.fullmatch(span.text) and span.text not in pages and span.text not in (*SCENARIOS, *_WORDS):
                 yield LintFinding(
                     page.file, span.line, "link", f"there is no runbook {span.text!r}", "the id of one that exists"
+                )
+
+
+def _relative(page: Document) -> Iterator[LintFinding]:
+    """Markdown links to files beside the page."""
+    for block in page.blocks:
+        for match in _LINK.finditer(block.text):
+            target = match[1].partition("#")[0]
+            if target and "://" not in target and not (page.path.parent / target).exists():
+                line = block.line_at(match.start())
+                yield LintFinding(
+                    page.file, line, "link", f"there is no file {target!r} beside the page", "one there is"
                 )
 
 

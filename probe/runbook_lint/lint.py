@@ -14,6 +14,7 @@ from probe.runbook_lint.form import check_form
 from probe.runbook_lint.links import check_links, missing_pages
 from probe.runbook_lint.metrics import check_metrics
 from probe.runbook_lint.queries import check_promql
+from probe.runbook_lint.statements import check_statements
 from probe.runbook_lint.translation import check_translations
 from runbooks.load import FOLDER, HEADINGS, RunbookError, user_folder
 
@@ -68,6 +69,7 @@ def _of_page(page: Document, pages: set[str], read: dict[Path, Document], requir
         return
     if not any(finding.code == "front-matter" for finding in form):  # the rest builds on it
         yield from check_flags(page)
+        yield from check_statements(page)
         yield from check_metrics(page)
         yield from check_promql(page)
         yield from check_links(page, pages)

@@ -54,6 +54,11 @@ DEFECTS = [
     ("kv-dtype-unsupported", "_head` (since 0.20) |", "_head` |", "flag-value", "int8_per_token_head in vllm 0.20.0"),
     ("kv-does-not-fit", "`auto` → `fp8`", "`auto` → `fp9`", "flag-value", "fp9"),
     ("gpu-memory-creep", "kv_cache_config.free_gpu", "kv_cache_config.fre_gpu", "unknown-flag", "fre_gpu"),
+    (STORM, "below 0.92 → what the demand needs, 0.92 at most", "now → lower", "flag-direction", "pool"),
+    (STORM, "| `--watermark` | 0 → 0.02 to 0.05", "| `--watermark` | 0.1 → 0.05", "flag-direction", "preempt more"),
+    (STORM, "`--watermark` since 0.24.0", "`--watermark` since 0.22.0", "flag-span", "since 0.24.0"),
+    ("preemption-livelock", "(vLLM since 0.24.0) |", "(vLLM since 0.25.0) |", "flag-span", "since 0.24.0"),
+    (STORM, "no queueing | yes |", "no queueing | no |", "flag-restart", "--gpu-memory-utilization"),
     # metrics
     (STORM, "and `vllm:num_requests_w", "and `vllm:num_request_w", "unknown-metric", "vllm:num_requests_waiting"),
     (STORM, "and `vllm:num_requests_w", "and `vllm_num_requests_w", "unknown-metric", "begins like"),
@@ -78,6 +83,11 @@ DEFECTS = [
     (STORM, "finishes: `preemption-livelock`", "finishes: `preemption-deadlock`", "link", "preemption-deadlock"),
     # form
     (STORM, "## Verify", "## Verification", "sections", "Verify"),
+    (STORM, "## Verify", "## Impact\nTwice.\n\n## Verify", "sections", "there twice"),
+    (STORM, "owner: serving on-call", "owner: me\nowner: serving on-call", "front-matter", "owner is there twice"),
+    (STORM, "Answers are not cut;", "Answers are [not cut](cut.md);", "link", "no file 'cut.md'"),
+    (STORM, "## Escalate", "```promql\nsum(rate(x[5m])\n```\n## Escalate", "query", "not PromQL"),
+    (STORM, "## Escalate", "```bash\n$ kvoncall plan --layers 1 \\\n  --lairs 2\n```\n## Esc", "command", "--lairs"),
     (STORM, "A victim stops", "TODO: a victim stops", "placeholder", "TODO"),
     (STORM, "vllm-project/vllm/pull/44594", "vllm-project/pull/44594", "url", "44594"),
     (STORM, "https://github.com", "http://github.com", "url", "https"),
@@ -201,11 +211,22 @@ def test_a_page_of_the_user_is_linted_and_needs_no_translation(tmp_path: Path, m
     assert {one.file.rpartition("/")[2] for one in found} == {"target-missing.md", "our-gap.md"}  # oom is not there
 
 
-def test_our_pages_are_clean() -> None:
-    result = lint()
+@pytest.fixture(scope="module")
+def ours() -> list[LintFinding]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVONCALL_RUNBOOKS", "/nonexistent")
+        result = lint()
     assert result.pages >= 27
-    assert [f"{one.file}:{one.line}: {one.what}" for one in result.findings] == []
+    return result.findings
+
+
+def test_our_pages_are_clean(ours: list[LintFinding]) -> None:
+    assert [f"{one.file}:{one.line}: {one.what}" for one in ours if one.code != "translation"] == []
     assert WORDS["en"] == (250, 600)
+
+
+def test_our_pages_are_translated_as_they_stand(ours: list[LintFinding]) -> None:
+    assert [f"{one.file}:{one.line}: {one.what}" for one in ours if one.code == "translation"] == []
 
 
 def test_nothing_is_overlooked_for_want_of_being_recognised() -> None:
