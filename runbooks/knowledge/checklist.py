@@ -13,12 +13,17 @@ from typing import Any
 from engine.memory.capacity import CapacityPlan
 from runbooks.facts import TargetFacts
 from runbooks.facts_deployment import deployment_of, planned
-from runbooks.knowledge import checklist_config, checklist_watch
+from runbooks.knowledge import checklist_memory, checklist_model, checklist_serving, checklist_watch
 from runbooks.knowledge.checklist_asked import Asked, Status
 from runbooks.knowledge.text import Text, data, in_both, text_of
 
 GROUPS = ("model", "memory", "performance", "monitoring", "operations")
-_CHECKS = {**checklist_config.CHECKS, **checklist_watch.CHECKS}
+_CHECKS = {
+    **checklist_model.CHECKS,
+    **checklist_memory.CHECKS,
+    **checklist_serving.CHECKS,
+    **checklist_watch.CHECKS,
+}
 
 
 @dataclass(frozen=True)

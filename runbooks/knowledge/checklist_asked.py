@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -117,3 +117,6 @@ class Asked:
         """The first layers that keep KV."""
         layers = self.shape.layers if self.shape is not None else ()
         return next((group for group in layers if group.attention not in ("none", "recurrent")), None)
+
+
+Check = Callable[[Asked], Answer]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runbooks.flags import version_key, why_absent
-from runbooks.knowledge.checklist_asked import DONE, NO_TARGET, NOT_HERE, OPEN, Answer, Asked, unknown
-from runbooks.knowledge.checklist_config import Check
+from runbooks.knowledge.checklist_asked import DONE, NO_TARGET, NOT_HERE, OPEN, Answer, Asked, Check, unknown
 from runbooks.knowledge.text import Text
 
 _READ = ("present", "renamed")

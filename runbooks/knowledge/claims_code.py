@@ -124,6 +124,41 @@ def _int4_zero_row() -> Outcome:
     )
 
 
+def _int4_symmetric(values: Sequence[float]) -> list[float]:
+    """Values as they come back from 15 codes over one scale."""
+    scale = max(abs(value) for value in values) / 7
+    return [round(value / scale) * scale for value in values]
+
+
+def _int4_per_channel() -> Outcome:
+    """Keys of four tokens and four channels, one channel sixteen times the others, as real keys have them."""
+    keys = [[1.0, -0.8, 0.6, 16.0], [-0.7, 0.9, -0.5, 15.0], [0.8, 0.4, -0.9, -16.0], [-0.6, -1.0, 0.7, 14.0]]
+    by_token = [_int4_symmetric(row) for row in keys]
+    by_channel = list(zip(*(_int4_symmetric(column) for column in zip(*keys, strict=True)), strict=True))
+
+    def lost(back: Sequence[Sequence[float]]) -> float:
+        return max(_worst(row[:-1], read[:-1]) for row, read in zip(keys, back, strict=True))
+
+    token, channel = lost(by_token), lost(by_channel)
+    return Outcome(
+        (f"three small channels, off by up to {token:.2f} with a scale a token, {channel:.2f} with one a channel",),
+        verdict="wrong" if token > 2 * channel else "right",
+        figures={"token": token, "channel": channel},
+        shown=same(f"{token:.2f} / {channel:.2f}"),
+    )
+
+
+def _int4_axis() -> Outcome:
+    batch, heads, length, dim = 1, 8, 2048, 128
+    said, got = str((batch, heads, length // 2)), str((batch, heads, length, dim // 2))
+    return Outcome(
+        (f"k_quant[..., ::2] halves the last axis: {(batch, heads, length, dim)} -> {got}",),
+        verdict="right" if said == got else "wrong",
+        figures={"said": said, "got": got},
+        shown=same(got),
+    )
+
+
 # --- H2O -------------------------------------------------------------------------------------------------------------
 def _even_attention(prompt: int, steps: int) -> list[list[list[float]]]:
     """Attention of every query over all tokens up to its own: of the prompt, then of one token a step."""
@@ -157,12 +192,11 @@ def _h2o_recent() -> Outcome:
     prompt, steps, room = 8, 16, 8
     scores = h2o_scores(_even_attention(prompt, 0), accumulate=True)
     dropped = 0
-    for step in range(steps):
+    for _ in range(steps):
         scores = [*scores, 1 / (room + 1)]
         least = min(range(1, len(scores)), key=lambda i: scores[i])  # the first token is kept whatever it has
         dropped += least == len(scores) - 1
         del scores[least]
-        assert len(scores) == room, step
     return Outcome(
         (f"room for {room} tokens, even attention: of {steps} new tokens {dropped} leave in the step they arrive",),
         verdict="wrong" if dropped else "right",
@@ -313,6 +347,8 @@ COMPUTED: Mapping[str, Callable[[], Outcome]] = {
     "code-int4-sign": _int4_sign,
     "code-int4-shape": _int4_shape,
     "code-int4-ratio": _int4_ratio,
+    "code-int4-axis": _int4_axis,
+    "code-int4-per-channel": _int4_per_channel,
     "code-int4-zero-row": _int4_zero_row,
     "code-h2o-accumulate": _h2o_accumulate,
     "code-h2o-recent": _h2o_recent,

@@ -52,7 +52,8 @@ VERDICTS = {
 # DESIGN names these kinds of errors in code.
 CODE = (
     "code-mla-rope", "code-mla-expands", "code-int8-zero-point", "code-int8-scales", "code-int4-sign",
-    "code-int4-shape", "code-int4-zero-row", "code-h2o-accumulate", "code-h2o-recent", "code-paged-typo",
+    "code-int4-shape", "code-int4-axis", "code-int4-per-channel", "code-int4-zero-row",
+    "code-h2o-accumulate", "code-h2o-recent", "code-paged-typo",
     "code-paged-border", "code-paged-axis", "code-paged-free-list", "code-fork-shares-open-block",
     "code-streaming-hidden",
 )  # fmt: skip

@@ -13,6 +13,7 @@ from engine.memory.deployment import Deployment
 from engine.memory.model_presets import gpu, model_preset
 from engine.memory.plan import plan
 from runbooks.catalog_data import load
+from runbooks.config_lint import lint_flags
 from runbooks.flags import EMBEDDED, default_of
 from runbooks.hardware import why_not_on
 from runbooks.knowledge.article_templates import all_article_errors, article_config, article_errors
@@ -23,12 +24,12 @@ from runbooks.knowledge.templates import advise, flags_for, template, templates
 
 VERSIONS: tuple[tuple[str, str | None], ...] = (
     *(("vllm", version) for version in ("0.6.6", "0.8.5", "0.10.2", "0.19.1", "0.24.0", "0.33.0")),
-    *(("sglang", version) for version in ("0.4.6.post5", "0.5.5.post3", "0.5.23")),
-    *(("tensorrt-llm", version) for version in ("0.18.2", "1.2.0", "1.4.0rc4")),
+    *(("sglang", version) for version in ("0.4.6.post5", "0.5.23")),
+    *(("tensorrt-llm", version) for version in ("0.18.2", "1.4.0rc4")),
     ("tgi", "3.3.7"),
     (EMBEDDED, None),
 )
-NEWEST = (("vllm", "0.33.0"), ("sglang", "0.5.23"), ("tensorrt-llm", "1.4.0rc4"))
+NEWEST = (("vllm", "0.33.0"), ("sglang", "0.5.23"))
 SERVERS: dict[str, dict[str, Any]] = {
     "8B on an A100": {"model": "Llama-3.1-8B", "gpu": "A100-80GB"},
     "DeepSeek-V3 on eight H200": {"model": "DeepSeek-V3", "gpu": "H200-141GB", "tp": 8},
@@ -88,7 +89,7 @@ def test_the_embedded_engine_starts_with_them(one: Template) -> None:
     EngineConfig.from_args(words[2:])  # raises on a flag or value it does not take
 
 
-@pytest.mark.parametrize(("engine", "version"), [("vllm", "0.21.0"), ("sglang", "0.5.23"), ("tgi", "3.3.7")])
+@pytest.mark.parametrize(("engine", "version"), [("vllm", "0.21.0"), ("tgi", "3.3.7")])
 @pytest.mark.parametrize("one", templates(), ids=lambda one: one.id)
 def test_the_plan_of_the_flags_fits_and_holds_the_sequences(one: Template, engine: str, version: str) -> None:
     asked = deployment(engine=engine, version=version)
@@ -108,6 +109,19 @@ def test_the_plan_of_the_flags_fits_and_holds_the_sequences(one: Template, engin
                 replace(asked, max_model_len=length or one.max_model_len, **{**given, "max_num_seqs": more}, **formats)
             )
             assert requests_at_once(one, beyond) < more
+
+
+@pytest.mark.parametrize(
+    ("engine", "version"), [("vllm", "0.8.5"), ("vllm", "0.19.1"), ("vllm", "0.33.0"), ("sglang", "0.5.23")]
+)
+def test_the_lint_of_configurations_finds_nothing_wrong(engine: str, version: str) -> None:
+    for card in ("A100-80GB", "L4-24GB"):
+        asked = deployment(engine=engine, version=version, gpu=card)
+        for one in templates():
+            advice = advise(one, asked)
+            known = {"block_size": advice.plan.block_size, "max_model_len": advice.plan.max_model_len}
+            found = lint_flags(engine, version, advice.values(), gpu=asked.gpu, **known)
+            assert [finding for finding in found if finding.severity != "info"] == []
 
 
 def test_sequences_are_pool_tokens_over_tokens_of_a_request() -> None:
