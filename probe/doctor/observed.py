@@ -29,7 +29,7 @@ from probe.dialects import canonical_names, load_dialect
 from probe.dialects.model import HISTOGRAM_SUFFIXES
 from probe.fleet import look_around
 from probe.store import Event, Sample, Store, Target
-from probe.targets import TargetError, look_at
+from probe.targets import TargetError, look_at, measured_facts
 
 SCRAPES = 7
 LEAST_INTERVAL_S = 0.5
@@ -163,6 +163,7 @@ def from_store(store: Store, target: Target, seconds: float, now: float | None =
         return None
     events = sorted(store.events.recent(None, target.name, LIFECYCLE_KINDS, now - reach), key=lambda e: (e.ts, e.id))
     oldest = min(sample.ts for sample in samples)
+    target = dataclasses.replace(target, facts=measured_facts(store, target, None))
     samples.sort(key=lambda sample: sample.ts)
     return Observed(
         target, samples, events, min(answers), max(answers), oldest, len(attempts), len(answers), (),

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from engine.memory.deployment import Gpu
 from probe.alerts.words import seconds
 from probe.doctor.examine import examine
 from probe.doctor.figures import Figures
@@ -18,6 +19,10 @@ from runbooks.facts import TargetFacts
 from runbooks.load import RunbookError
 from runbooks.recommend import from_facts, recommend
 
+# What a target says of itself are values in force, defaults among them: nothing that somebody wrote wrongly.
+_OF_WRITING = frozenset(
+    {"is-default", "utilization-overridden", "never-existed", "not-yet", "removed", "value-refused", "version-not-read"}
+)
 HEALTHY, FOUND, STOPPED, ABSTAINED = 0, 1, 2, 3
 
 
@@ -91,7 +96,7 @@ def diagnose(observed: Observed, line: LaunchLine | None = None, **known: Any) -
     """Examines a window. `line`: the server's flags as its operator gives them; `known`: fields of `Subject`."""
     figures = Figures(observed)
     given = {one.flag: _plain(one.value) for one in line.given} if line is not None else None
-    facts = facts_of(observed, figures, given)
+    facts = facts_of(observed, figures, given, known.get("gpu"))
     examination = examine(figures, facts)
     findings = tuple(_with_change(one, facts) for one in examination.findings)
     return Diagnosis(
@@ -111,9 +116,11 @@ def diagnose(observed: Observed, line: LaunchLine | None = None, **known: Any) -
     )
 
 
-def facts_of(observed: Observed, figures: Figures, given: dict[str, Any] | None) -> TargetFacts:
+def facts_of(observed: Observed, figures: Figures, given: dict[str, Any] | None, gpu: Gpu | None) -> TargetFacts:
     """What advice is computed from: the target's facts, the flags given, the traffic of the window."""
     facts = {**observed.target.facts, "engine": observed.target.engine, "traffic": figures.traffic}
+    if gpu is not None:
+        facts["gpu"] = gpu
     found = from_facts(facts)
     if not given:
         return found
@@ -165,8 +172,7 @@ def _lint(facts: TargetFacts, line: LaunchLine | None, known: dict[str, Any]) ->
             **known,
         },
     )
-    # What a target says of itself are values in force, defaults among them, not what somebody wrote.
-    return [one for one in lint(subject) if from_operator or one.code not in ("is-default", "utilization-overridden")]
+    return [one for one in lint(subject) if from_operator or one.code not in _OF_WRITING]
 
 
 def _with_change(finding: Finding, facts: TargetFacts) -> Finding:
@@ -197,7 +203,7 @@ def text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
     answered = f"{seen.answers} of {seen.attempts} answered, window {seconds(seen.window_s)}"
     lines = [diagnosis.verdict, f"{seen.target.name}: {engine}, {seen.source}, {answered}"]
     for place, finding in enumerate(examination.findings, 1):
-        lines += ["", *_finding(place, finding)]
+        lines += ["", *_finding(place, finding, brief=finding.explained_by is not None and not verbose)]
     if diagnosis.code == ABSTAINED:
         lines += ["", "To collect", *(f"  {reason}" for reason in examination.thin)]
     besides = [*examination.remarks, *(examination.thin if diagnosis.code == FOUND else ())]
@@ -235,13 +241,15 @@ def _advisories(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def _finding(place: int, finding: Finding) -> list[str]:
+def _finding(place: int, finding: Finding, *, brief: bool) -> list[str]:
     because = f", may follow from {finding.explained_by}" if finding.explained_by else ""
     lines = [
         f"{place}. {finding.title} [{finding.id}, {finding.severity}{because}]",
         f"   {finding.summary}",
         f"   confidence {finding.confidence}: {finding.why}",
     ]
+    if brief:
+        return lines
     lines += [f"   {one.name}: {one.text}" for one in finding.evidence]
     for one in finding.look_alikes:
         word = {True: "ruled out", False: "IS THE CASE", None: "not ruled out"}[one.excluded]

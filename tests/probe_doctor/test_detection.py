@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -233,3 +234,31 @@ def test_the_first_scrape_is_in_the_window_whatever_its_time(offset: float) -> N
     diagnosis = diagnose(of_pages("vllm", pages, {"version": "0.32.0"}))
     value = diagnosis.examination.findings[0].evidence[0]
     assert (value.numerator, value.denominator) == (54, 48)
+
+
+def test_a_collapsed_hit_rate_is_judged_against_its_own_past(window: Callable[..., Observed]) -> None:
+    """45 minutes of a watch, the hit rate 60% until ten minutes ago: seen with a past, not judged without one."""
+    from probe.store import Sample
+
+    seen = window(BUSY)
+    labels = {"engine": "0", "model_name": "m"}
+    samples, prompts, hits = [], 0.0, 0.0
+    for turn in range(91):
+        ts = seen.until - 2700 + 30 * turn
+        collapsed = turn > 70
+        prompts, hits = prompts + 5_000, hits + (100 if collapsed else 3_000)
+        figures = {"prompt_tokens_total": prompts, "prefix_hits_total": hits, "requests_running": 24.0, "up": 1.0}
+        figures |= {"requests_finished_total": 4.0 * turn, "generation_tokens_total": 900.0 * turn}
+        samples += [Sample("kept", name, {} if name == "up" else labels, ts, value) for name, value in figures.items()]
+    watched = dataclasses.replace(
+        seen,
+        samples=samples,
+        events=(),
+        since=seen.until - 300,
+        history_from=seen.until - 2700,
+        attempts=11,
+        answers=11,
+    )
+    diagnosis = diagnose(watched)
+    assert top(diagnosis) == "prefix-hit-collapse"
+    assert any(one.id == "prefix-hit-collapse" for one in diagnose(seen).examination.not_judged)
