@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
 from engine.memory.capacity import CapacityPlan
@@ -14,10 +14,12 @@ from engine.memory.plan import plan
 from engine.memory.units import gib
 from probe.plan import compare, text
 from probe.plan.describe import Described, describe
-from probe.plan.live import Live, measured_data, measured_text, read_live
 from runbooks.knowledge.attention import attention_table
 from runbooks.knowledge.template_parts import TemplateAdvice
 from runbooks.knowledge.templates import advise, template
+
+if TYPE_CHECKING:
+    from probe.plan.live import Live
 
 FITS, DOES_NOT_FIT = 0, 1
 
@@ -34,7 +36,7 @@ class Planned:
 
 def planned(options: argparse.Namespace) -> Planned:
     """Reads the flags or the server and plans. Raises `ConfigError` or `TargetError`."""
-    live = read_live(options, options.target) if options.target else None
+    live = _live(options)
     described = describe(options, live.deployment if live else None)
     if live:
         described = Described(described.deployment, (*live.notes, *described.notes))
@@ -46,6 +48,14 @@ def planned(options: argparse.Namespace) -> Planned:
         raise ConfigError(str(error.args[0])) from None
     advice = advise(chosen, described.deployment)
     return Planned(described, advice.plan, live, advice)
+
+
+def _live(options: argparse.Namespace) -> Live | None:
+    if not options.target:
+        return None
+    from probe.plan.live import read_live  # the store and HTTP come with it
+
+    return read_live(options, options.target)
 
 
 def others(options: argparse.Namespace) -> list[tuple[str, Planned]]:
@@ -60,6 +70,8 @@ def as_data(options: argparse.Namespace, made: Planned) -> dict[str, Any]:
     ranks = made.described.deployment.tp * made.described.deployment.pp * made.described.deployment.dp
     data["replicas"] = max(1, made.described.deployment.num_gpus // ranks)
     if made.live:
+        from probe.plan.live import measured_data
+
         data["target"], data["measured"] = made.live.name, measured_data(made.live, made.plan)
     if made.advice:
         data["template"] = made.advice.to_dict()
@@ -92,6 +104,8 @@ def as_text(options: argparse.Namespace, made: Planned) -> str:
     """What is printed for a person."""
     sections = [text.plan_text(made.plan, made.described.notes, explain=options.explain)]
     if made.live:
+        from probe.plan.live import measured_text
+
         sections.append(measured_text(made.live, made.plan))
     if made.advice:
         sections.append(text.template_text(made.advice))

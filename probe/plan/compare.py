@@ -32,9 +32,10 @@ def changed_options(options: argparse.Namespace, words: str) -> argparse.Namespa
     """The options of another plan: those of the first, and the flags in `words` (`--tp 8` or `tp=8 block-size=32`)."""
     parts: list[str] = []
     for word in shlex.split(words):
-        plain = re.fullmatch(r"([A-Za-z][\w-]*)(?:=(.*))?", word)
-        if plain and (plain[2] is not None or not parts or not parts[-1].startswith("--")):
-            parts.append(f"--{plain[1].replace('_', '-')}" + (f"={plain[2]}" if plain[2] is not None else ""))
+        plain = re.fullmatch(r"([A-Za-z][\w-]*)(=.*)?", word)
+        takes_value = bool(parts) and parts[-1].startswith("--") and "=" not in parts[-1]
+        if plain and (plain[2] or not takes_value):
+            parts.append(f"--{plain[1].replace('_', '-')}{plain[2] or ''}")
         else:
             parts.append(word)
     parsed: argparse.Namespace = options.again.parse_args(parts, namespace=copy.copy(options))
