@@ -17,6 +17,7 @@ from engine.memory.hf_config import model_shape, read_config
 from engine.memory.model_presets import model_names, model_preset
 from engine.memory.shape import LayerGroup, ModelShape
 from probe.plan.live import Live, live_of
+from probe.plan.options import add_options
 from probe.store import Target
 from probe.targets import measured_facts
 from runbooks.facts import TargetFacts, from_facts
@@ -151,9 +152,10 @@ class Read:
 def read_target(target: Target, model: str | None) -> Read:
     """From the target's stored facts; `model` is a preset for one that does not tell what it serves."""
     facts = measured_facts(get_runtime().store, target, None)
-    options = argparse.Namespace(model=model, model_config=None, layers=None, tp=None, gpu=None, gpu_memory=None)
+    parser = argparse.ArgumentParser()
+    add_options(parser)
     try:
-        live = live_of(options, target.name, facts)
+        live = live_of(parser.parse_args(["--model", model] if model else []), target.name, facts)
     except ConfigError as error:
         return Read(from_facts(facts), None, str(error))
     return Read(live.facts, live)

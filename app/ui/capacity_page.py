@@ -41,6 +41,7 @@ def render() -> None:
     st.title("Capacity")
     language = choose_language()
     tabs = st.tabs(TABS, key="view", on_change="rerun", bind="query-params")
+    plan: CapacityPlan | None = None
     with tabs[0], guarded():
         plan = show_plan(language)
     with tabs[1], guarded():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import streamlit as st
 
 from app.ui import words
+from app.ui.capacity_flags import DEFAULT
 from app.ui.capacity_model import Source
 from app.ui.links import take_asked
 from engine.errors import ConfigError
@@ -37,7 +38,9 @@ def choose_place(source: Source | None) -> Place:
         device = _choose_gpu()
     count = int(right.number_input("GPUs", 1, 1024, 1, key="gpus", bind="query-params"))
     left, right = st.columns(2)
-    engine = left.selectbox("Engine", ENGINES, key="engine", bind="query-params") or ENGINES[0]
+    engine = left.selectbox(
+        "Engine", ENGINES, key="engine", bind="query-params", on_change=_forget_the_other_engine
+    ) or ENGINES[0]  # fmt: skip
     version = right.selectbox(
         "Version", known_versions(engine)[::-1], key="version", bind="query-params", accept_new_options=True,
         help="Any version can be typed: the nearest one that was read speaks for it.",
@@ -48,6 +51,12 @@ def choose_place(source: Source | None) -> Place:
         return Place(engine, version, None)
     tp = max(1, count // (pp * dp))
     return Place(engine, version, Deployment(source.shape, engine, version, device, count, tp, pp, dp))
+
+
+def _forget_the_other_engine() -> None:
+    """Versions and cache formats are an engine's own."""
+    st.session_state["version"] = known_versions(st.session_state["engine"])[-1]
+    st.session_state["kv_cache_dtype"] = DEFAULT
 
 
 def _of_target(told: Deployment) -> Place:

@@ -17,6 +17,7 @@ from runbooks.knowledge.template_parts import Template, TemplateAdvice
 from runbooks.knowledge.templates import advise, templates
 
 EFFECTS = {
+    "about right": words.Mark("✔", "about right", "green"),
     "no effect": words.Mark("○", "no effect", "gray"),
     "wrong way": words.Mark("✖", "wrong way", "red"),
     "misjudged": words.Mark("▲", "misjudged", "orange"),
