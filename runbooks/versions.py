@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 VersionKey = tuple[int, ...]
 
-_VERSION = re.compile(r"v?(\d+(?:\.\d+)*)(?:[.-]?(dev|a|b|rc|post)\.?(\d+)?)?")
+_VERSION = re.compile(r"v?(\d{1,9}(?:\.\d{1,9})*)(?:[.-]?(dev|a|b|rc|post)\.?(\d{1,9})?)?")
 _BEFORE = {"dev": 0, "a": 1, "b": 2, "rc": 3}
 _LAST = 1_000_000  # above any number in a version
 

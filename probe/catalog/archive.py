@@ -6,6 +6,7 @@ reaches. Raises `CatalogError` with one sentence for what is no release.
 
 from __future__ import annotations
 
+import lzma
 import re
 import tarfile
 import zipfile
@@ -164,5 +165,5 @@ def _of_tar(path: Path) -> Iterator[tuple[str, bytes]]:
                     content = archive.extractfile(member)
                     if content is not None:
                         yield member.name, content.read()
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+    except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         raise CatalogError(f"{path} is no archive that can be read: {error}; name a wheel or an sdist.") from error

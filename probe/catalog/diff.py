@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from probe.catalog.metrics import metrics_at
 from probe.dialects.exposed import ExposedMetric
 from runbooks.flags import FlagFacts, all_flags
 
+_KV_METRIC = re.compile(
+    "kv|cache|prefix|preempt|evict|offload|swap|retract|token_usage|used_tokens|num_requests|waiting|queue"
+)
 ORDER = ("renamed", "removed", "default", "choices", "kind", "deprecated", "labels", "type", "hidden", "added")
 
 
@@ -31,9 +35,10 @@ class Change:
 
 
 def diff(engine: str, older: str, newer: str, *, kv: bool = False) -> list[Change]:
-    """Changes of flags, then of metrics, from one version read to another; `kv`: only flags about the KV cache."""
-    flags = [c for c in flag_changes(all_flags(engine, older), all_flags(engine, newer)) if c.kv or not kv]
-    return flags + metric_changes(metrics_at(engine, older), metrics_at(engine, newer))
+    """Changes of flags, then of metrics, from one version read to another; `kv`: only those about the KV cache."""
+    flags = flag_changes(all_flags(engine, older), all_flags(engine, newer))
+    metrics = metric_changes(metrics_at(engine, older), metrics_at(engine, newer))
+    return [change for change in flags + metrics if change.kv or not kv]
 
 
 def flag_changes(before: Iterable[FlagFacts], after: Iterable[FlagFacts]) -> list[Change]:
@@ -95,15 +100,26 @@ def _choices_note(old: tuple[Any, ...] | None, new: tuple[Any, ...] | None) -> s
 
 def _metrics(before: Mapping[str, ExposedMetric], after: Mapping[str, ExposedMetric]) -> Iterator[Change]:
     for name in before.keys() - after.keys():
-        yield Change("removed", "metric", name, before[name].type)
+        yield Change("removed", "metric", name, before[name].type, kv=_about_kv(name))
     for name in after.keys() - before.keys():
         gate = after[name].gate
-        yield Change("added", "metric", name, after=after[name].type, note=f"only with {gate}" if gate else "")
+        yield Change(
+            "added",
+            "metric",
+            name,
+            after=after[name].type,
+            note=f"only with {gate}" if gate else "",
+            kv=_about_kv(name),
+        )
     for name in before.keys() & after.keys():
-        old, new = before[name], after[name]
+        old, new, kv = before[name], after[name], _about_kv(name)
         if old.type != new.type:
-            yield Change("type", "metric", name, old.type, new.type)
+            yield Change("type", "metric", name, old.type, new.type, kv=kv)
         if set(old.labels) != set(new.labels) and not (old.open_labels or new.open_labels):
-            yield Change("labels", "metric", name, list(old.labels), list(new.labels))
+            yield Change("labels", "metric", name, list(old.labels), list(new.labels), kv=kv)
         if old.hidden != new.hidden:
-            yield Change("hidden", "metric", name, old.hidden, new.hidden)
+            yield Change("hidden", "metric", name, old.hidden, new.hidden, kv=kv)
+
+
+def _about_kv(metric: str) -> bool:
+    return _KV_METRIC.search(metric) is not None
