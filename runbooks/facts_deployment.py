@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 from engine.config import ConfigError
@@ -65,6 +66,22 @@ def plan_of(facts: TargetFacts) -> CapacityPlan | str | None:
     if deployment is None or (deployment.gpu is None and deployment.kv_cache_bytes is None):
         return None
     return planned(deployment)
+
+
+def completed(facts: TargetFacts) -> TargetFacts:
+    """The facts with KV bytes per token and block computed from the model, where nobody measured them.
+
+    A model whose layers differ has no such figure: its pool is not counted in tokens.
+    """
+    deployment = deployment_of(facts) if facts.kv_bytes_per_token is None and not facts.hybrid else None
+    if deployment is None:
+        return facts
+    plan = planned(replace(deployment, kv_cache_bytes=_GIB, gpu=None, max_model_len=None))
+    if isinstance(plan, str) or plan.kv_bytes_per_token is None:
+        return facts
+    block = facts.block_size
+    per_block = facts.kv_bytes_per_block or (plan.kv_bytes_per_token * block if block is not None else None)
+    return replace(facts, kv_bytes_per_token=plan.kv_bytes_per_token, kv_bytes_per_block=per_block)
 
 
 def _share(value: Any) -> float | None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine.errors import ConfigError
 from engine.memory.deployment import Gpu
+from engine.memory.hf_config import model_shape
+from engine.memory.model_presets import gpu, model_preset
 from engine.memory.shape import ModelShape
 from runbooks.cache_config_info import whole
 from runbooks.hardware import capability_of
@@ -16,7 +19,7 @@ _PP_FLAGS = ("--pipeline-parallel-size", "--pp-size", "--pp_size")
 
 def read_hardware(facts: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `TargetFacts` that say where the engine runs and what it serves; None where nothing says so."""
-    gpu, shape = _gpu(facts.get("gpu")), _shape(facts)
+    device, shape = _gpu(facts.get("gpu")), _shape(facts)
     tp = _first(facts.get("tp"), *(flags.get(flag) for flag in _TP_FLAGS))
     pp = _first(facts.get("pp"), *(flags.get(flag) for flag in _PP_FLAGS))
     num_gpus = whole(facts.get("num_gpus"))
@@ -25,14 +28,14 @@ def read_hardware(facts: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[st
     quantization = facts.get("checkpoint_quantization") or flags.get("--quantization")
     capability = capability_of(facts.get("compute_capability"))
     return {
-        "gpu": gpu,
+        "gpu": device,
         "num_gpus": num_gpus,
         "tp": tp,
         "pp": pp,
         "shape": shape,
         "checkpoint_quantization": quantization or (shape.quantization if shape is not None else None),
         "attention_backend": facts.get("attention_backend") or flags.get("--attention-backend"),
-        "compute_capability": capability or (gpu.compute_capability if gpu is not None else None),
+        "compute_capability": capability or (device.compute_capability if device is not None else None),
     }
 
 
@@ -41,25 +44,24 @@ def _first(*values: Any) -> int | None:
 
 
 def _gpu(entry: Any) -> Gpu | None:
-    """A `Gpu`, its fields, or the name of a preset."""
+    """A `Gpu`, its fields, or the name of a preset; raises `ConfigError` for a name that is none."""
     if entry is None or isinstance(entry, Gpu):
         return entry
     if isinstance(entry, Mapping):
         fields = {key: entry[key] for key in ("name", "memory_bytes", "memory_bandwidth", "unified") if key in entry}
         return Gpu(compute_capability=capability_of(entry.get("compute_capability")), **fields)
-    from engine.memory.presets import gpu
-
     return gpu(str(entry))
 
 
 def _shape(facts: Mapping[str, Any]) -> ModelShape | None:
-    """A `ModelShape`, or one read from the model's own configuration."""
-    shape = facts.get("shape")
+    """A `ModelShape`, one read from the model's own configuration, or the preset of the model's name."""
+    shape, name = facts.get("shape"), str(facts.get("model") or "")
     if isinstance(shape, ModelShape):
         return shape
     config = facts.get("model_config")
-    if not isinstance(config, Mapping):
-        return None
-    from engine.memory.hf_config import model_shape
-
-    return model_shape(config, str(facts.get("model") or ""))
+    if isinstance(config, Mapping):
+        return model_shape(config, name)
+    try:
+        return model_preset(name) if name else None
+    except ConfigError:
+        return None  # a name of the server's own: it need not be a model's

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from runbooks.changes import FlagChange, Recommendation, Refusal, refusal_reason
 from runbooks.facts import TargetFacts, TrafficFacts, from_facts
+from runbooks.facts_deployment import completed
 from runbooks.isolation_facts import IsolationFacts
 from runbooks.load import RunbookError
 from runbooks.quality_candidates import QualityCandidate
@@ -95,4 +96,4 @@ def recommend(runbook_id: str, facts: TargetFacts) -> Recommendation:
         raise RunbookError(
             f"runbook {runbook_id!r} computes no recommendation; there are: {', '.join(sorted(_ADVISE))}"
         )
-    return _ADVISE[runbook_id](facts)
+    return _ADVISE[runbook_id](completed(facts))
