@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.memory.deployment import Deployment
+from engine.memory.offload import OffloadPlan
 
 GIB = 1 << 30
 Verdict = Literal["fits", "at_risk", "does_not_fit"]
@@ -49,6 +50,7 @@ class CapacityPlan:
     prints it, vLLM's null block included. max_concurrency: requests of max_model_len at once. largest_model_len:
     longest request that fits. needed_bytes: KV of one request of max_model_len. margin_bytes: KV memory beyond what
     that request needs, the null block included. needed_utilization: what would make it fit, None if nothing up to 1.
+    offload: the host tier that the deployment's flags ask for.
     """
 
     deployment: Deployment
@@ -76,6 +78,7 @@ class CapacityPlan:
     warnings: tuple[str, ...]
     lines: tuple[str, ...]
     articles: ArticleEstimate
+    offload: OffloadPlan | None = None
 
     def part(self, name: str) -> int:
         """Bytes of all parts of that name; 0 when there is none."""

@@ -30,8 +30,10 @@ class Deployment:
     KV memory; also `--kv-cache-memory-bytes`). stage_layers: layers of each pipeline stage, None for an even split.
     tokens_per_request: what a typical request holds at its end, for concurrency beside that at max_model_len.
     stage_kv_cache_bytes: stated KV memory of each pipeline stage. max_kv_tokens: SGLang's --max-total-tokens,
-    TensorRT-LLM's max_tokens. max_num_batched_tokens is SGLang's --chunked-prefill-size, TensorRT-LLM's
-    max_num_tokens. dcp: decode context parallel size. kv_offloading_per_rank: `kv_offloading_bytes` is of each rank.
+    TensorRT-LLM's max_tokens. enable_dp_attention: the dp ranks share the tp GPUs and attention is divided by tp / dp
+    only (SGLang); otherwise dp counts whole servers. max_num_batched_tokens is SGLang's --chunked-prefill-size,
+    TensorRT-LLM's max_num_tokens. dcp: decode context parallel size. kv_offloading_per_rank: `kv_offloading_bytes`
+    is of each rank.
     """
 
     shape: ModelShape

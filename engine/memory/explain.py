@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.memory.deployment import Deployment
-from engine.memory.pages import LayerKind, Layout, Rank, heads_per_rank, page_bytes
-from engine.memory.pools import Stage
+from engine.memory.pages import LayerKind, Layout, heads_per_rank, page_bytes
+from engine.memory.pools import Stage, rank_of
 from engine.memory.semantics import Semantics
 from engine.memory.units import gib
 
@@ -33,7 +33,7 @@ def kv_lines(deployment: Deployment, stage: Stage) -> tuple[str, ...]:
 
 
 def _kind_line(kind: LayerKind, deployment: Deployment) -> str:
-    group, rank = kind.group, Rank(deployment.tp, deployment.dcp)
+    group, rank = kind.group, rank_of(deployment)
     block = deployment.block_size or 1
     if group.attention == "none":
         return ""
@@ -46,8 +46,8 @@ def _kind_line(kind: LayerKind, deployment: Deployment) -> str:
             f"{kind.count} layers x latent of {group.latent_width} in {kind.kv_format} = {kind.count * per_token:,.0f} "
             f"bytes a token{kept}: on every rank whole, for K and V and all heads"
         )
-    heads = heads_per_rank(group.num_kv_heads, deployment.tp)
-    of = f" ({group.num_kv_heads} over {deployment.tp} ranks)" if deployment.tp > 1 else ""
+    heads = heads_per_rank(group.num_kv_heads, rank.tp)
+    of = f" ({group.num_kv_heads} over {rank.tp} ranks)" if rank.tp > 1 else ""
     return (
         f"{kind.count} layers x {heads} KV heads{of} x {per_token / heads:,.2f} bytes (K and V of {group.head_dim} in "
         f"{kind.kv_format}) = {kind.count * per_token:,.0f} bytes a token{kept}"

@@ -14,6 +14,7 @@ from engine.memory.budget import Division, divide, known_parts
 from engine.memory.capacity import ArticleEstimate, CapacityPlan, Part, Verdict
 from engine.memory.deployment import Deployment
 from engine.memory.explain import kv_lines, pool_lines
+from engine.memory.offload import OffloadPlan, host_tier, plan_offload
 from engine.memory.pages import Layout
 from engine.memory.pools import Stage, open_blocks_bytes, stages_of
 from engine.memory.semantics import Semantics, resolve, semantics_of
@@ -130,6 +131,14 @@ def _pool_for_one(stage: Stage, deployment: Deployment, blocks: int) -> int:
     return needed + stage.layout.state_bytes * (deployment.max_num_seqs or 1)
 
 
+def _offload(deployment: Deployment, layout: Layout) -> OffloadPlan | None:
+    tier = host_tier(deployment)
+    if tier is None:
+        return None
+    ranks, per_token = deployment.tp * deployment.pp, layout.bytes_per_token
+    return plan_offload([tier], ranks, deployment.host_memory_bytes, kv_bytes_per_token=per_token)
+
+
 def largest_length(layout: Layout, usable_blocks: int, cap: int | None) -> int:
     """The longest request that fits: whole blocks, as the engine's message says; at most `cap`."""
     if usable_blocks < layout.blocks_for(1):
@@ -177,7 +186,8 @@ def _conclude(deployment: Deployment, semantics: Semantics, pool: _Pool, pools: 
         if pool.division
         else known_parts(deployment, semantics, pool.stage.index, pool.stage.num_layers, pool.kv_bytes)
     )
-    outcome = judge(deployment, semantics, pool.kv_bytes, parts, need, tokens, concurrency)
+    offload = _offload(deployment, layout)
+    outcome = judge(deployment, semantics, pool.kv_bytes, parts, need, tokens, concurrency, offload)
     lines = (
         *kv_lines(deployment, pool.stage),
         *(pool.division.lines if pool.division else (f"KV cache: {pool.kv_bytes / (1 << 30):.2f} GiB, stated",)),
@@ -211,4 +221,5 @@ def _conclude(deployment: Deployment, semantics: Semantics, pool: _Pool, pools: 
         warnings=(*semantics.notes, *deployment.shape.assumptions, *pool.stage.notes, *outcome.warnings),
         lines=lines,
         articles=article_estimate(deployment, layout, pool.kv_bytes, parts, tokens, concurrency),
+        offload=offload,
     )

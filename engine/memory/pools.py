@@ -55,8 +55,20 @@ def stages_of(deployment: Deployment, semantics: Semantics) -> list[Stage]:
     return stages
 
 
+def rank_of(deployment: Deployment) -> Rank:
+    """How a rank divides attention. With data-parallel attention only tp / dp ranks share a request's heads."""
+    if not deployment.enable_dp_attention:
+        return Rank(deployment.tp, deployment.dcp)
+    if deployment.tp % deployment.dp:
+        raise ConfigError(
+            f"data-parallel attention over {deployment.dp} ranks needs a tensor-parallel size that it divides, "
+            f"not {deployment.tp}"
+        )
+    return Rank(deployment.tp // deployment.dp, deployment.dcp)
+
+
 def _layout(kinds: list[LayerKind], deployment: Deployment, semantics: Semantics) -> Layout:
-    rank = Rank(deployment.tp, deployment.dcp)
+    rank = rank_of(deployment)
     block_size = deployment.block_size or 1
     if semantics.engine == "sglang" and deployment.hybrid_kv_cache:
         return two_pools(kinds, block_size, rank, SGLANG_WINDOW_SHARE)
@@ -139,7 +151,7 @@ def _layer_index(name: str) -> int | None:
 
 def open_blocks_bytes(stage: Stage, deployment: Deployment) -> int:
     """The embedded engine's blocks that are not full yet, beside the pool: one a sequence, at full precision."""
-    rank, block = Rank(deployment.tp, deployment.dcp), deployment.block_size or 1
+    rank, block = rank_of(deployment), deployment.block_size or 1
     exact = canonical_format("auto", deployment.shape.dtype)
     open_kinds = [
         replace(kind, kv_format=exact)
@@ -152,7 +164,7 @@ def open_blocks_bytes(stage: Stage, deployment: Deployment) -> int:
 
 def kv_bytes_of(kinds: tuple[LayerKind, ...], deployment: Deployment) -> int:
     """Bytes one token takes in all of these layers, as if every one kept it (the uniform cost)."""
-    rank = Rank(deployment.tp, deployment.dcp)
+    rank = rank_of(deployment)
     block = deployment.block_size or 1
     paged = [kind for kind in kinds if kind.group.attention not in ("recurrent", "none")]
     return -(-sum(kind.count * page_bytes(kind, block, rank) for kind in paged) // block)

@@ -8,6 +8,7 @@ from math import ceil
 
 from engine.memory.capacity import Part, Verdict
 from engine.memory.deployment import Deployment
+from engine.memory.offload import OffloadPlan
 from engine.memory.semantics import Semantics
 from engine.memory.units import gib
 
@@ -45,6 +46,7 @@ def judge(
     need: Need,
     tokens: int,
     concurrency: float,
+    offload: OffloadPlan | None = None,
 ) -> Outcome:
     """The verdict of a resolved deployment's pool."""
     needed = _needed_utilization(deployment, semantics, kv_bytes, parts, need)
@@ -52,11 +54,14 @@ def judge(
     crowded = _crowded(deployment, semantics)
     if crowded:
         return Outcome("does_not_fit", crowded, warnings, None)
+    if offload is not None and offload.error:
+        return Outcome("does_not_fit", tuple(reversed(offload.reasons)), warnings, needed)
     if kv_bytes <= 0:
         return Outcome("does_not_fit", _no_pool(deployment, semantics, kv_bytes, parts, need), warnings, needed)
     if not need.fits:
         return Outcome("does_not_fit", _too_short(deployment, semantics, kv_bytes, need, needed), warnings, needed)
-    risks = (*_thin_reserve(deployment, semantics, parts), *_thin_margin(semantics, kv_bytes, need))
+    host = offload.reasons[-1:] if offload is not None and offload.verdict == "at_risk" else ()
+    risks = (*_thin_reserve(deployment, semantics, parts), *_thin_margin(semantics, kv_bytes, need), *host)
     length = deployment.max_model_len or 0
     holds = f"{concurrency:,.2f} requests of {length:,} tokens fit at once ({tokens:,} KV tokens)"
     return Outcome("at_risk" if risks else "fits", (*risks, holds), warnings, needed)
@@ -215,6 +220,11 @@ def _warnings(deployment: Deployment, semantics: Semantics, tokens: int) -> tupl
             "in this version utilization caps what all processes on the GPU hold: a second server needs the sum of "
             "both fractions"
         )
+    if deployment.dp > 1:
+        share = (
+            "share the GPUs, and each has" if deployment.enable_dp_attention else "are servers of their own, each with"
+        )
+        warnings.append(f"the {deployment.dp} data-parallel ranks {share} a pool of this size: the figures are of one")
     if deployment.other_processes_bytes and not semantics.global_cap:
         warnings.append("start servers that share a GPU one after the other: each measures what the others hold")
     return tuple(warnings)

@@ -16,8 +16,10 @@ from typing import Any
 from engine.errors import ConfigError
 from probe.plan.anchors import Anchor, anchor_of, read_anchors
 from probe.plan.figures import FIGURES
-from probe.plan.finding import TOKEN_KEYS, Figure, Finding
+from probe.plan.finding import L1_PCT, TOKEN_KEYS, Figure, Finding
 from probe.plan.verdicts import verdict_figures
+
+BEYOND = "beyond the level's tolerance, within"
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,9 @@ def _row(anchor: Anchor, finding: Finding) -> CheckRow:
         return CheckRow(anchor.name, anchor.source, finding.quantity, expected, got, "", "", status, finding.note)
     deviation, allowed, unit = finding.deviation()
     ok = abs(deviation) <= allowed + 1e-9
+    explained = finding.note
+    if ok and anchor.extra_pct and unit == "%" and abs(deviation) > max(L1_PCT, allowed - anchor.extra_pct):
+        explained = f"{BEYOND} the anchor's own extra {anchor.extra_pct:g}%: {finding.note or 'see its source'}"
     return CheckRow(
         anchor=anchor.name,
         source=anchor.source,
@@ -111,7 +116,7 @@ def _row(anchor: Anchor, finding: Finding) -> CheckRow:
         deviation=f"{deviation:+.3f}{unit}",
         tolerance=f"{allowed:.3f}{unit}",
         status="pass" if ok else "miss",
-        explained=finding.note,
+        explained=explained,
     )
 
 
@@ -135,7 +140,7 @@ def text(rows: Sequence[CheckRow]) -> str:
     out = ["  ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)).rstrip()]
     for row, line in zip(rows, lines, strict=True):
         out.append("  ".join(cell[:44].ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-        if row.explained and (row.status != "pass" or row.explained.startswith("!")):
+        if row.explained and (row.status != "pass" or row.explained.startswith(BEYOND)):
             out.append(f"    {row.explained}")
     counts = {status: sum(row.status == status for row in rows) for status in ("pass", "miss", "not checkable")}
     anchors = {row.anchor for row in rows}

@@ -315,3 +315,22 @@ def test_the_rule_of_thumb_stands_beside_the_exact_figure() -> None:
     assert rule.concurrent_safety_1_5 < rule.concurrent_safety_1_3 < rule.exact_concurrency
     assert rule.exact_concurrency == pytest.approx(planned.max_concurrency * 16)
     assert rule.kv_tokens_at_80_percent == int(planned.kv_tokens * 0.8)
+
+
+def test_data_parallel_attention_divides_heads_by_fewer_ranks() -> None:
+    server = Deployment(LLAMA, engine="sglang", tp=8, num_gpus=8, dp=4, kv_cache_bytes=10 * GIB, max_model_len=8192)
+    apart, shared = plan(server), plan(replace(server, enable_dp_attention=True))
+    assert apart.kv_bytes_per_token == 32 * 512
+    assert shared.kv_bytes_per_token == 32 * 4 * 512, "two ranks share the eight heads of a request"
+    assert any("data-parallel ranks" in warning for warning in shared.warnings)
+    with pytest.raises(ConfigError, match="data-parallel attention over 3 ranks"):
+        plan(replace(server, dp=3, enable_dp_attention=True))
+
+
+def test_a_host_that_is_too_small_for_its_tier_does_not_fit() -> None:
+    server = Deployment(LLAMA, gpu=H100, version="0.33.0", kv_offloading_bytes=100 * GIB)
+    assert plan(server).offload is not None
+    assert plan(server).fits
+    roomy, tight, over = (plan(replace(server, host_memory_bytes=size * GIB)) for size in (256, 120, 105))
+    assert (roomy.verdict, tight.verdict, over.verdict) == ("fits", "at_risk", "does_not_fit")
+    assert "90% of the host" in over.reasons[0]

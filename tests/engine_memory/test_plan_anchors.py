@@ -183,6 +183,13 @@ def test_other_units_and_spellings_are_read() -> None:
         assert [row.status for row in rows] == ["pass"] * len(rows), rows
 
 
+def test_a_deviation_that_only_the_anchors_extra_allows_is_explained() -> None:
+    rows = {(row.anchor, row.quantity): row for row in check(ANCHORS_FILE)}
+    explained = {key for key, row in rows.items() if row.explained.startswith("beyond the level's tolerance")}
+    assert explained == {("PA-07a", "tokens"), ("PA-17b", "tokens"), ("PA-17b", "max_concurrency")}
+    assert all("the least of all ranks" in rows[key].explained for key in explained)
+
+
 def test_the_table_and_the_json_count_alike() -> None:
     rows = [*check(ANCHORS_FILE), CheckRow("Z", "", "tokens", "1", "2", "+100%", "0.3%", "miss", "why")]
     data = to_json(rows)
