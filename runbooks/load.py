@@ -30,6 +30,7 @@ SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Verify", "Escalate"
 HEADINGS = {"zh": ("含义", "影响", "诊断", "缓解", "验证", "升级", "不要做", "演练", "来源")}
 ENGLISH = "en"
 FOLDER = Path(__file__).parent
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the safe loader in C, where it is built
 
 
 class RunbookError(ValueError):
@@ -100,7 +101,7 @@ def split_page(name: str, text: str) -> tuple[Any, str]:
     if match is None:
         raise RunbookError(f"{name}: no front matter between --- lines at the top: begin the file with one")
     try:
-        return yaml.safe_load(match[1]), match[2].strip() + "\n"
+        return yaml.load(match[1], Loader=_YAML), match[2].strip() + "\n"
     except yaml.YAMLError as error:
         raise RunbookError(f"{name}: front matter is not YAML: {' '.join(str(error).split())}") from None
 

@@ -55,7 +55,7 @@ def _since_in_row(page: Document, row: Block) -> Iterator[LintFinding]:
     """Every `since` of a row is of its flag, of one of its values, or of a metric in it."""
     engines = [engine for engine in ENGINE_CELLS.get(row.cells[0], ()) if engine != EMBEDDED]
     flags = FLAG.findall(row.cells[1])
-    if not engines or not flags:
+    if not engines or not flags or not _SINCE.search(row.text):
         return
     first = [life(engine, flag)[0] for engine in engines for flag in flags if life(engine, flag)]
     first += [version for match in METRIC.finditer(row.text) for version in first_versions(page, match[0])]
