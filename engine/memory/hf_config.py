@@ -12,8 +12,8 @@ from engine.errors import ConfigError
 from engine.memory.hf_layers import layer_groups, layer_kinds
 from engine.memory.hf_values import FLAGS, NESTED, HfValues
 from engine.memory.parameters import count_parameters
-from engine.memory.quantization import quantization_of
-from engine.memory.recurrent import dtype_of
+from engine.memory.quantization import BY_FLAG, quantization_of
+from engine.memory.recurrent import DTYPE_BYTES, dtype_of
 from engine.memory.shape import ModelShape
 from engine.memory.weights import weights_of
 
@@ -147,8 +147,31 @@ def with_dims(config: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, A
     return _put(config, dims)
 
 
-def _put(config: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, Any]:
+def _put(config: Mapping[str, Any], dims: Mapping[str, Any]) -> dict[str, Any]:
     for key in NESTED:
         if isinstance(config.get(key), Mapping) and config[key]:
             return {**config, key: _put(config[key], dims)}
     return {**config, **dims}
+
+
+def with_quantization(config: Mapping[str, Any], flag: str) -> dict[str, Any]:
+    """The config with the weights that `--quantization` makes; raises `ConfigError` where they are others already."""
+    name = flag.lower().removesuffix("_marlin").replace("modelopt_fp4", "nvfp4")
+    if name not in BY_FLAG:
+        raise ConfigError(f"--quantization {flag} is not known here; use one of {', '.join(BY_FLAG)}, or --weights-gib")
+    own = quantization_of(HfValues(config))
+    if own is not None and own.name != name:
+        raise ConfigError(
+            f"--quantization {flag} contradicts the checkpoint, whose weights are {own.name}; leave it out"
+        )
+    return dict(config) if own is not None else {**config, "quantization_config": BY_FLAG[name]}
+
+
+def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The config with `--dtype` in force; raises `ConfigError` for one that is not known."""
+    name = {"half": "float16", "float": "float32"}.get(dtype, dtype)
+    if name == "auto":
+        return dict(config)
+    if name not in DTYPE_BYTES:
+        raise ConfigError(f"--dtype {dtype} is not known; use auto, bfloat16, float16 or float32")
+    return _put(config, {"dtype": name, "torch_dtype": name})

@@ -47,14 +47,20 @@ def model_config(name: str) -> dict[str, Any]:
 
 def read_model(source: str) -> ModelShape:
     """A preset's name, a config file, its directory, `-` or pasted JSON, as a shape; raises `ConfigError`."""
+    return model_shape(*find_config(source))
+
+
+def find_config(source: str) -> tuple[dict[str, Any], str]:
+    """(config, name) of whatever `read_model` takes; raises `ConfigError`."""
     written = source.strip()
-    if _find(written, _models()) and not Path(written).exists():
-        return model_preset(written)
-    looks_like_a_file = written == "-" or written.startswith("{") or Path(written).expanduser().exists()
-    if not looks_like_a_file and not re.search(r"\.(json|gguf)$|^[./~]", written):
-        return model_preset(written)
-    config, name = read_config(written)
-    return model_shape(config, name)
+    path = Path(written).expanduser() if not written.startswith("{") else None
+    key = _find(written, _models())
+    if key is not None and not (path and path.exists()):
+        return _models()[key]["config"], key
+    a_file = path is None or written == "-" or path.exists() or re.search(r"\.(json|gguf)$|^[./~]", written)
+    if not a_file:
+        model_preset(written)  # tells near names
+    return read_config(written)
 
 
 def gpu_names() -> list[str]:

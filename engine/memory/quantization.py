@@ -30,6 +30,18 @@ _EXCLUDED = (
     "llm_int8_skip_modules",
 )
 
+# What `--quantization` makes of a checkpoint in 16 bits, or names of one that is already so.
+BY_FLAG: Mapping[str, Mapping[str, Any]] = {
+    "fp8": {"quant_method": "fp8"},
+    "int8": {"quant_method": "gptq", "bits": 8, "group_size": -1},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "int4": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "mxfp4": {"quant_method": "mxfp4"},
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+}
+
 
 @dataclass(frozen=True)
 class Quantization:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from probe.commands.output import add_data_dir, print_json
 from probe.plan import options as flags
@@ -16,6 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Plans, checks anchors, or lists presets; 0 fits, 1 does not fit or a check missed."""
+    from engine.memory.hf_config import read_config
     from probe.plan import command
 
     if options.check:
@@ -26,6 +28,8 @@ def run(options: argparse.Namespace) -> int:
         else:
             print(command.model_list_text() if options.list_models else command.gpu_list_text())
         return 0
+    if options.model_config == "-":  # read once, whatever is compared
+        options.model_config = json.dumps(read_config("-")[0])
     made = command.planned(options)
     if options.json:
         print_json(command.as_data(options, made))

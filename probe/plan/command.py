@@ -13,7 +13,7 @@ from engine.memory.model_presets import gpu, gpu_names, model_config, model_name
 from engine.memory.plan import plan
 from engine.memory.units import gib
 from probe.plan import compare, text
-from probe.plan.describe import Described, describe
+from probe.plan.describe import Described, describe, ranks_of
 from runbooks.knowledge.attention import attention_table
 from runbooks.knowledge.template_parts import TemplateAdvice
 from runbooks.knowledge.templates import advise, template
@@ -67,8 +67,8 @@ def as_data(options: argparse.Namespace, made: Planned) -> dict[str, Any]:
     """What --json prints: the plan's own keys, and those of the options that ask for more."""
     data = made.plan.to_dict()
     data["notes"] = list(made.described.notes)
-    ranks = made.described.deployment.tp * made.described.deployment.pp * made.described.deployment.dp
-    data["replicas"] = max(1, made.described.deployment.num_gpus // ranks)
+    deployment = made.described.deployment
+    data["replicas"] = max(1, deployment.num_gpus // ranks_of(deployment))
     if made.live:
         from probe.plan.live import measured_data
 

@@ -6,16 +6,19 @@ What contradicts itself is refused in one sentence that names both flags; what w
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.errors import ConfigError
 from engine.memory.deployment import Deployment, Gpu
-from engine.memory.hf_config import model_shape, read_config, with_dims
-from engine.memory.model_presets import gpu, gpu_from_memory, read_model
+from engine.memory.hf_config import model_shape, read_config, with_dims, with_dtype, with_quantization
+from engine.memory.model_presets import find_config, gpu, gpu_from_memory, read_model
+from engine.memory.plan import plan
 from engine.memory.recurrent import DTYPE_BYTES
 from engine.memory.shape import LayerGroup, ModelShape
 from engine.memory.units import GIB, gib
+from probe.plan.options import LONGEST
 
 ASSUMED_LENGTH = 8192
 GPUS_PER_NODE = 8
@@ -46,7 +49,6 @@ _SAME_NAME = (
     "max_lora_rank",
     "max_loras",
     "tokens_per_request",
-    "num_speculative_tokens",
     "kv_offloading_per_rank",
 )
 _STATED = {
@@ -74,8 +76,10 @@ def describe(options: argparse.Namespace, base: Deployment | None = None) -> Des
     given = _given(options, notes)
     made = Deployment(shape=shape_of(options), **given) if base is None else replace(base, **given)
     if options.gpus is None:
-        made = replace(made, num_gpus=made.tp * made.pp * made.dp if base is None else made.num_gpus)
+        made = replace(made, num_gpus=ranks_of(made) if base is None else made.num_gpus)
     notes.extend(_gpu_notes(options, made))
+    if made.max_model_len == LONGEST:
+        made = _longest(replace(made, max_model_len=None), notes)
     if made.max_model_len is None and made.shape.max_position_embeddings is None:
         made = replace(made, max_model_len=ASSUMED_LENGTH)
         notes.append(
@@ -83,6 +87,19 @@ def describe(options: argparse.Namespace, base: Deployment | None = None) -> Des
             "add --max-model-len"
         )
     return Described(made, tuple(notes))
+
+
+def _longest(made: Deployment, notes: list[str]) -> Deployment:
+    """vLLM's `--max-model-len auto`: the model's own length, or the longest that fits."""
+    if made.shape.max_position_embeddings is None:
+        raise ConfigError(
+            "--max-model-len auto needs a model that states its context length; give the length in tokens"
+        )
+    whole = plan(made)
+    if whole.fits or whole.largest_model_len < 1:
+        return made
+    notes.append(f"--max-model-len auto: {whole.largest_model_len:,} of the model's {whole.max_model_len:,} tokens fit")
+    return replace(made, max_model_len=whole.largest_model_len)
 
 
 def refuse_contradictions(options: argparse.Namespace) -> None:
@@ -115,14 +132,17 @@ def _flag(name: str) -> str:
 def shape_of(options: argparse.Namespace) -> ModelShape:
     """The model: a preset, a config, or plain dims."""
     dims = {key: getattr(options, name) for name, key in _DIMS.items() if getattr(options, name) is not None}
-    if options.model:
-        return read_model(options.model)
-    if options.model_config:
-        if options.mla_latent:
-            raise ConfigError("--mla-latent describes a model by plain dims; with --model-config leave it out")
-        config, name = read_config(options.model_config)
-        return model_shape(with_dims(config, dims) if dims else config, name)
-    return _plain(options)
+    if not options.model and not options.model_config:
+        return _plain(options)
+    if options.mla_latent:
+        raise ConfigError("--mla-latent describes a model by plain dims; with --model-config leave it out")
+    config, name = find_config(options.model) if options.model else read_config(options.model_config)
+    config = with_dims(config, dims) if dims else config
+    if options.dtype:
+        config = with_dtype(config, options.dtype)
+    if options.quantization:
+        config = with_quantization(config, options.quantization)
+    return model_shape(config, name)
 
 
 def _plain(options: argparse.Namespace) -> ModelShape:
@@ -170,7 +190,9 @@ def _plain(options: argparse.Namespace) -> ModelShape:
 def _given(options: argparse.Namespace, notes: list[str]) -> dict[str, Any]:
     """Fields of `Deployment` that the flags state."""
     fields: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
-    fields |= {field: getattr(options, name) for name, field in _STATED.items()}
+    for name, field in _STATED.items():
+        if getattr(options, name) is not None:
+            fields[field] = _noted(getattr(options, name), _flag(name), notes)
     if options.engine:
         fields["engine"], fields["version"] = split_engine(options.engine)
     if options.kv_cache_memory_bytes:
@@ -187,11 +209,30 @@ def _given(options: argparse.Namespace, notes: list[str]) -> dict[str, Any]:
         fields["kv_offloading_bytes"] = int(options.kv_offloading_size * GIB)
     if options.host_memory:
         fields["host_memory_bytes"] = _noted(options.host_memory, "--host-memory", notes)
-    if options.draft_model:
-        fields["draft"] = read_model(options.draft_model)
+    draft, ahead = _speculative(options)
+    if draft:
+        fields["draft"] = read_model(draft)
+    if ahead:
+        fields["num_speculative_tokens"] = ahead
     fields["gpu"] = _gpu(options, notes)
     fields["num_gpus"] = options.gpus
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _speculative(options: argparse.Namespace) -> tuple[str | None, int | None]:
+    """(draft model, tokens ahead), also from vLLM's --speculative-config."""
+    draft, ahead = options.draft_model, options.num_speculative_tokens
+    if options.speculative_config is None:
+        return draft, ahead
+    try:
+        config = json.loads(options.speculative_config)
+        stated = config.get("model"), config.get("num_speculative_tokens")
+    except (ValueError, AttributeError):
+        raise ConfigError(
+            f"--speculative-config is not a JSON object: {options.speculative_config!r}; write for example "
+            '\'{"model": "Qwen3-0.6B", "num_speculative_tokens": 4}\''
+        ) from None
+    return draft or stated[0], ahead or stated[1]
 
 
 def _noted(read: tuple[int, str], flag: str, notes: list[str]) -> int:
@@ -225,8 +266,13 @@ def split_engine(text: str) -> tuple[str, str | None]:
     return text.strip(), None
 
 
+def ranks_of(made: Deployment) -> int:
+    """GPUs of one replica; data-parallel attention (SGLang) shares those of tensor parallelism."""
+    return made.tp * made.pp * (1 if made.enable_dp_attention else made.dp)
+
+
 def _gpu_notes(options: argparse.Namespace, made: Deployment) -> list[str]:
-    ranks = made.tp * made.pp * made.dp
+    ranks = ranks_of(made)
     notes = []
     if options.gpus is not None and options.gpus < ranks:
         raise ConfigError(
@@ -240,7 +286,7 @@ def _gpu_notes(options: argparse.Namespace, made: Deployment) -> list[str]:
             + (f" and {idle} idle" if idle else "")
             + f": the figures are of one replica; all together {replicas} times the tokens and requests"
         )
-    if made.dp > 1:
+    if made.dp > 1 and not made.enable_dp_attention:
         notes.append(f"dp {made.dp}: every data-parallel rank has a pool of its own; the figures are of one")
     if ranks > GPUS_PER_NODE:
         notes.append(

@@ -11,6 +11,8 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.memory.units import GIB, parse_memory
 
+LONGEST = -1  # --max-model-len auto
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Model, GPUs, engine and flags, stated figures, and what to show."""
@@ -38,9 +40,11 @@ def _model(group: argparse._ArgumentGroup) -> None:
     add("--intermediate-size", type=positive, metavar="N")
     add("--vocab-size", type=positive, metavar="N")
     add("--params", type=count, metavar="N", help="parameters of a model given by plain dims, for example 70B")
-    add("--dtype", metavar="DTYPE", help="dtype of plain dims (default: bfloat16)")
+    add("--dtype", metavar="DTYPE", help="dtype of weights and activations (default: the config's)")
+    add("--quantization", metavar="METHOD", help="weights in fp8, int8, int4, awq, gptq, bitsandbytes, mxfp4 or nvfp4")
     add("--draft-model", metavar="NAME|FILE", help="draft model of speculative decoding")
     add("--num-speculative-tokens", type=positive, metavar="N")
+    add("--speculative-config", metavar="JSON", help="vLLM's form of the two above")
 
 
 def _gpus(group: argparse._ArgumentGroup) -> None:
@@ -64,8 +68,8 @@ def _gpus(group: argparse._ArgumentGroup) -> None:
 def _server(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--engine", metavar="ENGINE[@VERSION]", help="vllm, sglang, tensorrt-llm, tgi or kvoncall (default: vllm)")
-    add("--max-model-len", type=tokens, metavar="TOKENS")
-    _also(group, "max_model_len", tokens, "--context-length", "--max_seq_len")
+    add("--max-model-len", type=length, metavar="TOKENS", help="131072, 128K, or auto for the longest that fits")
+    _also(group, "max_model_len", length, "--context-length", "--max_seq_len")
     add("--max-num-seqs", type=positive, metavar="N")
     _also(group, "max_num_seqs", positive, "--max-running-requests", "--max_batch_size")
     add("--max-num-batched-tokens", type=tokens, metavar="TOKENS")
@@ -140,6 +144,11 @@ def tokens(text: str) -> int:
     return positive(str(int(float(match[1]) * scale[match[2]]))) if match else positive(text)
 
 
+def length(text: str) -> int:
+    """`tokens`, or `LONGEST` for auto."""
+    return LONGEST if text in ("auto", "-1") else tokens(text)
+
+
 def count(text: str) -> int:
     """Parameters: 8030261248, 70B, 494M."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kKmMbBtT]?)", text.strip())
@@ -148,15 +157,15 @@ def count(text: str) -> int:
     return int(float(match[1]) * {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match[2].lower()])
 
 
-def gibibytes(text: str) -> int:
-    """Bytes from GiB, with or without the unit."""
+def gibibytes(text: str) -> tuple[int, str]:
+    """(bytes, note) of a number of GiB, or of an amount with its unit."""
     try:
         value = float(text)
     except ValueError:
-        return memory(text)[0]
+        return memory(text)
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"must be more than 0 GiB, found {text}")
-    return int(value * GIB)
+    return int(value * GIB), ""
 
 
 def memory(text: str) -> tuple[int, str]:

@@ -163,8 +163,10 @@ def test_kinds_of_attention_in_true_bytes(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_config_from_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(LLAMA_70B)))
-    data = planned(capsys, "--model-config", "-", "--kv-gib", "36.07", "--tp", "4", "--block-size", "16")
+    stated = ("--kv-gib", "36.07", "--tp", "4", "--block-size", "16")
+    data = planned(capsys, "--model-config", "-", *stated, "--compare", "tp=8")
     assert data["kv_bytes_per_token"] == 81920
+    assert data["compare"][1]["KV of one token"] == 40960
 
 
 def test_other_engines_names_of_flags(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,6 +189,43 @@ def test_other_engines_names_of_flags(capsys: pytest.CaptureFixture[str]) -> Non
 def test_vllms_short_forms_of_lengths(capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(capsys, *ON_ONE[:4], "--max-model-len", "32K")["max_model_len"] == 32768
     assert planned(capsys, *ON_ONE[:4], "--max-model-len", "32k")["max_model_len"] == 32000
+
+
+def test_auto_length_is_the_longest_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    on_l4 = ("--model", "Llama-3.1-8B", "--gpu", "L4", "--engine", "vllm@0.33.0")
+    assert planned(capsys, *on_l4)["fits"] is False
+    data = planned(capsys, *on_l4, "--max-model-len", "auto")
+    assert data["fits"] is True
+    assert data["max_model_len"] == data["largest_model_len"] < 131072
+    assert planned(capsys, *on_l4, "--max-model-len", str(data["max_model_len"] + 32))["fits"] is False
+    assert planned(capsys, *ON_ONE[:4], "--max-model-len", "auto")["max_model_len"] == 131072
+
+
+def test_weights_quantized_by_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = planned(capsys, *ON_ONE)
+    narrow = planned(capsys, *ON_ONE, "--quantization", "fp8")
+    weights = [next(p["bytes"] for p in data["parts"] if p["name"] == "weights") for data in (whole, narrow)]
+    assert 0.5 < weights[1] / weights[0] < 0.6  # embedding and head stay in 16 bits
+    assert "contradicts the checkpoint" in refused(
+        capsys, "--model", "DeepSeek-V3", "--gpu", "H200", "--quantization", "awq"
+    )
+    assert "--quantization magic" in refused(capsys, *ON_ONE, "--quantization", "magic")
+    assert planned(capsys, *ON_ONE, "--dtype", "float32")["kv_bytes_per_token"] == 2 * whole["kv_bytes_per_token"]
+
+
+def test_a_draft_model_takes_its_share(capsys: pytest.CaptureFixture[str]) -> None:
+    config = '{"model": "Llama-3.2-1B", "num_speculative_tokens": 4}'
+    data = planned(capsys, *ON_ONE, "--speculative-config", config)
+    assert any(part["name"] == "draft" and part["bytes"] > 2 * 10**9 for part in data["parts"])
+    assert data["deployment"]["num_speculative_tokens"] == 4
+    assert data["kv_tokens"] < planned(capsys, *ON_ONE)["kv_tokens"]
+    assert "--speculative-config" in refused(capsys, *ON_ONE, "--speculative-config", "eagle")
+
+
+def test_stated_gib_with_another_unit_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    data = planned(capsys, *DIMS[:6], "--kv-gib", "36.07GB")
+    assert data["kv_cache_bytes"] == 36_070_000_000
+    assert any("--kv-gib 36.07 was taken as GB (decimal)" in note for note in data["notes"])
 
 
 def test_a_template_gives_flags_with_reasons_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
