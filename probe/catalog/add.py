@@ -65,8 +65,11 @@ def read_release(path: Path, *, engine: str | None = None, version: str | None =
     """Flags and metrics of the release at `path`, and what changed; raises `CatalogError`."""
     release = open_release(path, engine=engine, version=version)
     modules = Modules(release.files)
-    flags = _READERS[release.engine](modules)
-    metrics = source_metrics(modules, release.engine)
+    try:
+        flags = _READERS[release.engine](modules)
+        metrics = source_metrics(modules, release.engine)
+    except RecursionError as error:
+        raise CatalogError(f"{path} holds source that is nested too deeply to be read: this is no release.") from error
     base = _base(release)
     return Added(
         release.engine,

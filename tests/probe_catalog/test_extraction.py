@@ -135,6 +135,16 @@ def test_a_source_without_flags_is_refused(releases: Any, tmp_path: Path) -> Non
         read_release(releases.make_tree(tmp_path / "tree", files, ("vllm", "1.0.0")))
 
 
+def test_source_without_end_is_refused(releases: Any, tmp_path: Path) -> None:
+    deep = "GROUP = " + "+".join(["x"] * 2000) + "\n"
+    call = (
+        "class AsyncEngineArgs:\n    def add_cli_args(parser):\n        parser.add_argument('--x', default=GROUP + y)\n"
+    )
+    files = {"vllm/engine/arg_utils.py": deep + call.replace("GROUP + y", deep[8:].strip())}
+    with pytest.raises(CatalogError, match=r"nested too deeply|No flags"):
+        read_release(releases.make_tree(tmp_path / "tree", files, ("vllm", "1.0.0")))
+
+
 def test_the_engine_and_version_can_be_stated(releases: Any, tmp_path: Path) -> None:
     both = releases.make_tree(tmp_path / "tree", releases.VLLM | releases.SGLANG_OLD)
     release = open_release(both, engine="sglang", version="0.7.0")
