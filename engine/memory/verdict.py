@@ -50,7 +50,7 @@ def judge(
 ) -> Outcome:
     """The verdict of a resolved deployment's pool."""
     needed = _needed_utilization(deployment, semantics, kv_bytes, parts, need)
-    warnings = _warnings(deployment, semantics, tokens)
+    warnings = _warnings(deployment, semantics, tokens, need.fits)
     crowded = _crowded(deployment, semantics)
     if crowded:
         return Outcome("does_not_fit", crowded, warnings, None)
@@ -195,11 +195,11 @@ def _thin_margin(semantics: Semantics, kv_bytes: int, need: Need) -> tuple[str, 
     return (risk,)
 
 
-def _warnings(deployment: Deployment, semantics: Semantics, tokens: int) -> tuple[str, ...]:
+def _warnings(deployment: Deployment, semantics: Semantics, tokens: int, fits: bool) -> tuple[str, ...]:
     warnings = []
     length = deployment.max_model_len or 0
     windowed = any(group.attention in ("sliding", "chunked", "recurrent") for group in deployment.shape.layers)
-    if windowed and tokens < length:
+    if windowed and fits and tokens < length:
         warnings.append(
             f"the log's {tokens:,} KV tokens are fewer than {length:,}: the engine starts, since windows cap what a "
             f"request holds, but a version that admits by that figure never schedules a longer request"

@@ -53,7 +53,7 @@ def check_anchor(raw: dict[str, Any], position: int = 0) -> list[CheckRow]:
     """The rows of one anchor; what it lacks makes a figure "not checkable", never an error."""
     try:
         anchor = anchor_of(raw, position)
-    except (ConfigError, TypeError, ValueError) as error:
+    except (ConfigError, TypeError, ValueError, ArithmeticError) as error:
         name = str(raw.get("pa") or raw.get("id") or f"#{position}")
         return [_uncheckable(name, "", "anchor", "", str(error))]
     rows: list[CheckRow] = []
@@ -90,7 +90,7 @@ def _verdict_rows(anchor: Anchor) -> list[CheckRow]:
 def _guarded(anchor: Anchor, name: str, find: Callable[[Anchor], list[Finding]]) -> list[Finding]:
     try:
         return find(anchor)
-    except (ConfigError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (ConfigError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         expected = anchor.verdict if name == "verdict" else anchor.reported.get(name)
         return [] if expected is None else [Finding(name, expected, None, note=str(error))]
 
@@ -102,7 +102,11 @@ def _row(anchor: Anchor, finding: Finding) -> CheckRow:
         status = "pass" if finding.matches else "miss"
         expected, got = str(finding.expected), str(finding.got)
         return CheckRow(anchor.name, anchor.source, finding.quantity, expected, got, "", "", status, finding.note)
-    deviation, allowed, unit = finding.deviation()
+    try:
+        deviation, allowed, unit = finding.deviation()
+    except (TypeError, ZeroDivisionError, OverflowError):
+        why = "nothing can be compared with such a figure"
+        return _uncheckable(anchor.name, anchor.source, finding.quantity, _short(finding.expected), why)
     ok = abs(deviation) <= allowed + 1e-9
     explained = finding.note
     if ok and anchor.extra_pct and unit == "%" and abs(deviation) > max(L1_PCT, allowed - anchor.extra_pct):

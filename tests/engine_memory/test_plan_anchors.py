@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,25 @@ def test_what_an_anchor_lacks_is_not_checkable_and_no_miss(broken: dict[str, Any
     assert rows
     assert not [row for row in rows if row.status == "miss"]
     assert all(row.explained for row in rows if row.status == "not checkable")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_anchors_never_raise(seed: int) -> None:
+    """One field of each of several anchors gone, or of another kind: rows come back, and they print."""
+    choice = random.Random(seed)
+    for name in choice.sample(sorted(ANCHORS), 3):
+        anchor = json.loads(json.dumps(ANCHORS[name]))
+        place = anchor
+        if choice.random() < 0.5:
+            place = anchor[choice.choice(("inputs", "reported", "dims"))] or anchor
+        key = choice.choice(sorted(place))
+        if choice.random() < 0.4:
+            del place[key]
+        else:
+            place[key] = choice.choice([None, "x", -1, 0, [], {}, "12", 1e30, True, [1, "a"], {"layers": "x"}])
+        rows = check_anchor(anchor)
+        assert text(rows)
+        json.dumps(to_json(rows))
 
 
 def test_other_units_and_spellings_are_read() -> None:
