@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.config import EngineConfig, ModelDims
 from engine.memory import plan_kv_cache
+from engine.memory.deployment import Deployment
 from engine.memory.model_presets import gpu, model_preset
+from engine.memory.plan import plan
 from runbooks.facts import TargetFacts, from_facts
 from runbooks.knowledge.checklist import GROUPS, Checked, checklist, group_title, items
 from runbooks.knowledge.text import data, localized, text_of
@@ -70,6 +73,20 @@ def test_items_in_five_groups_with_texts_in_both_languages() -> None:
 
 def test_without_a_target_nothing_is_claimed() -> None:
     assert {one.status for one in checklist()} == {"unknown"}
+
+
+def test_a_plan_alone_answers_what_it_states() -> None:
+    card = gpu("H100-80GB")
+    asked = Deployment(model_preset("Llama-3.1-8B"), version="0.33.0", gpu=card, max_model_len=8192)
+    found = answers(None, plan(asked))
+    assert {found[item].status for item in ("plan-fits", "utilization", "cuda-graphs", "known-version")} == {"done"}
+    assert found["sequence-limit"].status == "open"  # 1,024 sequences by default, of 8,192 tokens
+    for item in ("queue-limit", "prefix-caching", "residency", "own-card", "kv-usage"):
+        assert found[item].status == "unknown", item
+    worse = replace(asked, enforce_eager=True, gpu_memory_utilization=0.8, kv_cache_dtype="fp8", max_num_seqs=16)
+    found = answers(None, plan(worse))
+    assert {found[item].status for item in ("utilization", "cuda-graphs", "kv-quality")} == {"open"}
+    assert found["sequence-limit"].status == "done"
 
 
 def test_every_answer_has_a_sentence_in_both_languages_and_is_json() -> None:
@@ -182,14 +199,14 @@ def test_what_is_set_up_around_the_target() -> None:
 def test_the_embedded_engine() -> None:
     dims = ModelDims("LlamaForCausalLM", 4, 4, 2, 32, 128, 256, 936, 2048, "float32")
     config = EngineConfig.from_args(["--max-num-seqs", "8"])
-    plan = plan_kv_cache(config, dims, weights_bytes=3 << 20, activation_peak_bytes=20 << 20)
+    pool = plan_kv_cache(config, dims, weights_bytes=3 << 20, activation_peak_bytes=20 << 20)
     facts = from_facts(
         {
             "engine": "kvoncall",
             "version": "0.1.0",
             "flags": config.flag_values(),
             "dims": vars(dims).copy(),
-            "memory_plan": plan.to_dict(),
+            "memory_plan": pool.to_dict(),
             "traffic": TRAFFIC | {"tokens_per_request_peak": 500, "peak_running": 8},
         }
     )

@@ -20,6 +20,7 @@ from runbooks.knowledge.article_templates import all_article_errors, article_con
 from runbooks.knowledge.engine_flags import launch_command
 from runbooks.knowledge.template_load import requests_at_once
 from runbooks.knowledge.template_parts import Template, TemplateAdvice
+from runbooks.knowledge.template_values import Draft
 from runbooks.knowledge.templates import advise, flags_for, template, templates
 
 VERSIONS: tuple[tuple[str, str | None], ...] = (
@@ -233,3 +234,10 @@ def test_the_articles_templates_are_judged_on_their_own_rig() -> None:
             f"--{name.replace('_', '-')}" for name in (*article_config(template(key)), "max_num_batched_tokens")
         }
     assert article_errors(template("small-gpu")) == []
+
+
+def test_the_most_sequences_are_found_where_each_costs_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = Draft(template("throughput"), deployment())
+    for most in (50, 333, 1024):
+        monkeypatch.setattr(draft, "_held_with", lambda seqs, most=most: 2 * most - seqs)
+        assert draft._that_hold_themselves(10, 1024) == min(most, 1024)
