@@ -49,8 +49,13 @@ _FORMER = {
         "vllm:prefix_cache_hits_total": ("0.9.2", "vllm:gpu_prefix_cache_hits_total"),
         "vllm:prefix_cache_queries_total": ("0.9.2", "vllm:gpu_prefix_cache_queries_total"),
     },
-    SGLANG: {"sglang:num_retracted_requests_total": ("0.5.10.post1", "sglang:num_retracted_reqs")},
 }
+# SGLang counts retractions by several names; before the first of these versions by none.
+_RETRACTIONS = (
+    ("0.5.10.post1", "increase(sglang:num_retracted_requests_total[5m]) == 0"),
+    ("0.5.2", "max_over_time(sglang:num_retracted_reqs[5m]) == 0"),
+    ("0", "max_over_time(sglang:token_usage[5m]) < 1"),
+)
 _SUFFIXES = ("_bucket", "_sum", "_count")
 _SERIES = re.compile(r"\b[a-z]+:[a-zA-Z_]+")
 _HIT_COUNTERS_SINCE = "0.7.3"
@@ -99,3 +104,11 @@ def prefix_hits_query(engine: str, version: str | None) -> str:
         return "vllm:gpu_prefix_cache_hit_rate"
     hits = "increase(vllm:prefix_cache_hits_total[10m]) / increase(vllm:prefix_cache_queries_total[10m])"
     return query_for(engine, version, hits)
+
+
+def no_preemptions_query(engine: str, version: str | None) -> str:
+    """PromQL that holds while no running request loses its blocks."""
+    if engine != SGLANG:
+        return f"increase({metric_for(engine, 'vllm:num_preemptions_total', version)}[5m]) == 0"
+    here = version_key(version) if version is not None else version_key(_RETRACTIONS[0][0])
+    return next(query for since, query in _RETRACTIONS if here >= version_key(since))

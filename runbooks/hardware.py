@@ -100,7 +100,7 @@ def why_not_on(
     if name == "fp8_inc" and sm is not None:
         return "fp8_inc is for Intel Gaudi; this is an NVIDIA GPU"
     if name == E5M2:
-        return _why_not_e5m2(checkpoint_quantization, backend, engine, mla)
+        return _why_not_e5m2(sm, checkpoint_quantization, backend, engine, mla)
     if sm is None:
         return None
     if name in E4M3_NAMES:
@@ -198,9 +198,13 @@ def _why_not_e4m3(sm: Capability, backend: str, engine: str, version: str | None
     )
 
 
-def _why_not_e5m2(checkpoint: str | None, backend: str, engine: str, mla: bool | None) -> str | None:
+def _why_not_e5m2(
+    sm: Capability | None, checkpoint: str | None, backend: str, engine: str, mla: bool | None
+) -> str | None:
     if is_fp8(checkpoint):
         return f"fp8_e5m2 is refused with an fp8 checkpoint (it is {checkpoint}): use fp8_e4m3, or auto"
+    if sm is not None and sm < AMPERE:
+        return f"e5m2 is stored from compute capability 8.0 (Ampere) on; this GPU has {_dotted(sm)}: use auto"
     if engine == "vllm" and "flash_attn" in backend:
         return "FlashAttention takes no e5m2: choose FlashInfer or Triton, or fp8_e4m3 on 8.9 and later"
     if engine == "vllm" and mla:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from runbooks.changes import Draft
-from runbooks.engine_names import flag_for, metric_for
+from runbooks.engine_names import flag_for, metric_for, no_preemptions_query
 from runbooks.facts import TargetFacts
 from runbooks.remedies.pool import requests_held
-
-
-def no_preemptions(engine: str) -> str:
-    """The query that shows that preemption has stopped."""
-    return f"increase({metric_for(engine, 'vllm:num_preemptions_total')}[5m]) == 0"
 
 
 def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: bool) -> None:
@@ -49,10 +44,10 @@ def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: boo
         held,
         why=f"the {pool} holds {sum_}; {ceiling} at once would want {ceiling * need} tokens.",
         expected=f"admitted requests want {held * need} of {pool_tokens} tokens at their end, and keep their "
-        f"blocks: no "
-        f"preemption{_now_preempted(facts)}",
+        f"blocks: no preemption{_now_preempted(facts)}",
         cost=f"requests beyond {held} queue, so time to first token grows by their wait{queue}",
-        verify=f"{no_preemptions(facts.engine)} and {metric_for(facts.engine, 'vllm:num_requests_running')} <= {held}",
+        verify=f"{no_preemptions_query(facts.engine, facts.version)} and "
+        f"{metric_for(facts.engine, 'vllm:num_requests_running')} <= {held}",
     )
 
 

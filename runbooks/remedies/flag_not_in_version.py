@@ -74,8 +74,7 @@ def _put_in_its_place(draft: Draft, flag: str, value: Any) -> None:
                 OFFLOAD,
                 value * ranks,
                 f"only if a host tier for KV is wanted: {value:g} GiB x {ranks} GPUs. Nothing was swapped for "
-                f"years, so "
-                "nothing is lost without it",
+                "years, so nothing is lost without it",
             )
         return
     if flag in _AGAINST:

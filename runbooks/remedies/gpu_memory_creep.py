@@ -79,8 +79,7 @@ def _make_room(draft: Draft, others: int) -> None:
         why=f"other processes hold {size(others)} of {size(device)}, {others / device:.0%}; {cap:g} less that is "
         f"{to:g}, so that the rest of the device stays free for what no profile sees.",
         expected=f"{size(device * (now - to))} more outside the budget: no failed allocation when the other "
-        f"process and a "
-        "large step meet",
+        "process and a large step meet",
         cost=f"{size(device * (now - to))} less for the KV pool: watch preemptions",
         verify="changes(process_start_time_seconds[6h]) == 0",
     )

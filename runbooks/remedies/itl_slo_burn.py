@@ -76,8 +76,7 @@ def _smaller_step(draft: Draft) -> None:
         why=f"a running answer gets one token a step, and a step may carry {now} tokens of prompts; with {to} at most "
         f"{to / now:.0%} of that comes in between.{seen}",
         expected=f"a running answer waits for {to} tokens of prompts at most, {now} before: gaps that prompts "
-        f"cause are "
-        f"{1 - to / now:.0%} shorter",
+        f"cause are {1 - to / now:.0%} shorter",
         cost="prompts take more steps: time to first token grows",
         verify=FAST,
     )

@@ -110,8 +110,7 @@ def _more_room(draft: Draft, deployment: Deployment, now: CapacityPlan) -> bool:
             to,
             why=f"{_short(now)}. {used:g} + {size(-now.margin_bytes)} / {size(device)} = {needed:.4f}: {to:g}.",
             expected=f"pool {size(now.kv_cache_bytes)} -> {size(now.kv_cache_bytes + device * (to - used))}: "
-            f"one request "
-            f"of {now.max_model_len} tokens fits",
+            f"one request of {now.max_model_len} tokens fits",
             cost=f"{size(device * (1 - to))} of the device stay outside the budget, {size(device * (1 - used))} before",
             verify=STARTS,
         )

@@ -48,8 +48,7 @@ def _reading(facts: TargetFacts) -> Iterator[str]:
     elif facts.engine == TENSORRT_LLM:
         yield (
             "Statistics of older builds add the host's pool to the GPU's (PR 15075): usage looks low while the "
-            "GPU's is "
-            "full. Take primary figures only, or set kv_cache_config.host_cache_size to 0 while you measure"
+            "GPU's is full. Take primary figures only, or set kv_cache_config.host_cache_size to 0 while you measure"
         )
     else:
         yield (
@@ -74,8 +73,7 @@ def _vllm(facts: TargetFacts) -> Iterator[str]:
     if "--kv-transfer-config" in facts.flags or facts.flags.get("--kv-offloading-size") is not None:
         yield (
             "External hits are counted again when a request is admitted again: cached can then seem below "
-            "external, and "
-            f"{COUNTER_FIXED_AFTER} crashed on it. Read local and external hits apart"
+            f"external, and {COUNTER_FIXED_AFTER} crashed on it. Read local and external hits apart"
         )
     if facts.hybrid:
         yield "The pool's tokens of a hybrid model are concurrency x --max-model-len: compare them at one length only"

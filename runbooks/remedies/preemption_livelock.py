@@ -7,9 +7,9 @@ reserve at admission does what can be done without them.
 from __future__ import annotations
 
 from runbooks.changes import Draft, Recommendation
-from runbooks.engine_names import has_vllm_flags
+from runbooks.engine_names import has_vllm_flags, no_preemptions_query
 from runbooks.facts import TargetFacts
-from runbooks.remedies.admission import context_that_fits, fit_max_num_seqs, no_preemptions
+from runbooks.remedies.admission import context_that_fits, fit_max_num_seqs
 from runbooks.remedies.elsewhere import steps_elsewhere
 from runbooks.remedies.eviction_storm import refuse_less_pool
 
@@ -58,5 +58,5 @@ def _keep_a_reserve(draft: Draft) -> None:
         expected="most preemptions gone (82% in that measurement); not all, as it knows no lengths: "
         "--max-num-seqs does, once they are measured",
         cost="requests are admitted later: time to first token grows",
-        verify=no_preemptions(facts.engine),
+        verify=no_preemptions_query(facts.engine, facts.version),
     )

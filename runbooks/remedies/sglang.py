@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from runbooks.changes import Draft
-from runbooks.engine_names import metric_for
+from runbooks.engine_names import no_preemptions_query
 from runbooks.in_force import value_in_force
 from runbooks.remedies.pool import size, wanted_tokens
 
@@ -28,12 +28,11 @@ def more_careful(draft: Draft) -> bool:
         CAREFUL,
         to,
         why=f"admission counts with {FIRST_RATIO:g} x {now:g} = {FIRST_RATIO * now:.0%} of what answers may "
-        f"still take; "
-        f"{to:g} makes it all of it. More has no effect.",
+        f"still take; {to:g} makes it all of it. More has no effect.",
         expected=f"room for {1 / (FIRST_RATIO * now) - 1:.0%} more answer tokens is kept at admission: fewer "
         f"retractions",
         cost="requests are admitted later: time to first token grows",
-        verify=f"increase({metric_for(facts.engine, 'vllm:num_preemptions_total', facts.version)}[5m]) == 0",
+        verify=no_preemptions_query(facts.engine, facts.version),
     )
 
 
@@ -89,7 +88,8 @@ def smaller_chunk(draft: Draft) -> bool:
         CHUNK,
         to,
         why=f"answers wait for the chunk of prompt computed in between: {to} tokens of it in place of {now}.",
-        expected="the longest gaps between tokens shrink about by half, where prompts cause them",
+        expected=f"an answer waits for {to} tokens of prompts at most, {now} before: gaps that prompts cause are "
+        f"{1 - to / now:.0%} shorter",
         cost=f"a prompt takes {math.ceil(now / to)} times as many chunks: later first token",
         verify="histogram_quantile(0.99, sum by (le) (rate(sglang:inter_token_latency_seconds_bucket[5m]))) < 0.1",
     )

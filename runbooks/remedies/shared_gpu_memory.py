@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 
 from runbooks.changes import Draft, Recommendation
-from runbooks.engine_names import SGLANG, TENSORRT_LLM, flag_for, has_vllm_flags
+from runbooks.engine_names import SGLANG, TENSORRT_LLM, flag_for, has_vllm_flags, no_preemptions_query
 from runbooks.facts import TargetFacts
 from runbooks.flags import default_of, version_key, why_absent
 from runbooks.remedies.pool import BLOCKS_OVERRIDE, EXPLICIT_POOL, UTILIZATION, size, wanted_tokens
 
 ID = "shared-gpu-memory"
 RESERVE = 0.02  # of the device: what no server's budget counts
-KEEPS_RUNNING = "increase(vllm:num_preemptions_total[10m]) == 0"
 
 
 def advise(facts: TargetFacts) -> Recommendation:
@@ -28,8 +27,7 @@ def advise(facts: TargetFacts) -> Recommendation:
     if _counts_others(facts):
         draft.step(
             f"{facts.engine} {facts.version} counts what others hold as its own: give the second server the sum "
-            f"of both "
-            "shares, or upgrade"
+            "of both shares, or upgrade"
         )
     if facts.engine == TENSORRT_LLM:
         return _tensorrt_llm(draft)
@@ -91,13 +89,12 @@ def _explicit(draft: Draft, pool: int, tokens: int, source: str) -> bool:
         EXPLICIT_POOL,
         pool,
         why=f"{tokens} tokens ({source}) x {facts.kv_bytes_per_token} bytes = {size(pool)}; the pool now takes "
-        f"{before} "
-        "whatever is needed.",
+        f"{before} whatever is needed.",
         expected=f"{size((now or 0) - pool)} of the card are free for others"
         if now
         else f"a pool of {size(pool)}: the rest of the card is free",
         cost="fewer cached prefixes, and no room for more requests than were seen",
-        verify=KEEPS_RUNNING,
+        verify=no_preemptions_query(facts.engine, facts.version),
     )
 
 
@@ -133,7 +130,7 @@ def _by_share(draft: Draft, pool: int, tokens: int, source: str) -> bool:
         why=f"{parts} of {tokens} tokens ({source}) take {size(own)} of {size(device)}: {to:g} in place of {now:g}.",
         expected=f"{size(device * (now - to))} of the card are free for others",
         cost="fewer cached prefixes, and no room for more requests than were seen",
-        verify=KEEPS_RUNNING,
+        verify=no_preemptions_query(facts.engine, facts.version),
     )
 
 

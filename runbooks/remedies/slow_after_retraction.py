@@ -32,8 +32,7 @@ def advise(facts: TargetFacts) -> Recommendation:
         if facts.hybrid:
             draft.step(
                 f"Two pools: when sglang:full_token_usage is 1 and sglang:swa_token_usage low, lower {SPLIT}, "
-                f"the window "
-                "pool's share, so that the full one gets its room"
+                "the window pool's share, so that the full one gets its room"
             )
     draft.refuse(UTILIZATION, "lower", "wrong direction: a smaller pool retracts earlier")
     if not draft.changes:

@@ -140,8 +140,7 @@ def _less_after_oom(draft: Draft) -> None:
         flag,
         to,
         why=f"{size(device * (1 - float(now)))} stay outside a budget of {now:g}, and {size(failed)} more were "
-        f"asked for; "
-        f"{to:g} leaves {size(device * (1 - to))}.",
+        f"asked for; {to:g} leaves {size(device * (1 - to))}.",
         expected=f"{size(device * (float(now) - to))} more outside the budget, for graphs and peaks",
         cost=f"{size(device * (float(now) - to))} less for the KV pool: watch preemptions",
         verify="changes(process_start_time_seconds[1h]) == 0",

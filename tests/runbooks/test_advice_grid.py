@@ -6,8 +6,10 @@ The judge (`advice_oracle`) reads the releases on its own; a gate with a part ta
 from __future__ import annotations
 
 import collections
+import dataclasses
 import importlib.util
 import random
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -152,3 +154,88 @@ def test_remedies_without_a_gate_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
             for runbook in RUNBOOKS:
                 found += faults(runbook, facts)[0]
     assert len(found) > 50
+
+
+# SGLang, by the same reading of its releases.
+
+SGLANG_UP = {"--mem-fraction-static", "--max-total-tokens"}
+SGLANG_SMALL_POOL = {"eviction-storm", "preemption-livelock", "cache-thrash", "kv-saturated", "slow-after-retraction"}
+
+
+def sglang_target(rng: random.Random, version: str) -> TargetFacts:
+    """A random target of the vLLM grid that runs SGLang with flags of its own."""
+    facts: TargetFacts = configs.random_facts(rng, "0.33.0", ["auto"], [16])
+    maybe = {
+        "--mem-fraction-static": round(rng.uniform(0.4, 0.95), 2),
+        "--max-running-requests": facts.max_num_seqs,
+        "--chunked-prefill-size": rng.choice([-1, 512, 8192]),
+        "--context-length": facts.max_model_len,
+        "--kv-cache-dtype": rng.choice(["auto", "fp8_e5m2", "fp8_e4m3"]),
+        "--schedule-conservativeness": rng.choice([0.3, 1.0, 1.5]),
+        "--disable-radix-cache": rng.random() < 0.5,
+        "--enable-hierarchical-cache": rng.random() < 0.5,
+        "--hicache-size": rng.choice([0, 100, 400]),
+        "--cuda-graph-max-bs": 64,
+        "--enable-metrics": True,
+        "--swap-space": 4,
+    }
+    flags = {name: value for name, value in maybe.items() if rng.random() < 0.5}
+    step = flags.get("--chunked-prefill-size")
+    return dataclasses.replace(
+        facts, engine="sglang", version=version, flags=flags, max_num_seqs=flags.get("--max-running-requests"),
+        max_num_batched_tokens=step if step and step > 0 else None, max_model_len=flags.get("--context-length"),
+        quality_candidates=(), previous_version=None,
+    )  # fmt: skip
+
+
+def sglang_form(version: str, name: str, section: str) -> Any:
+    here = oracle.READ["sglang_versions"].index(version)
+    for row in oracle.READ[section].get(name, ()):
+        first, last = (row if isinstance(row, str) else row["in"]).split("..")
+        if oracle.READ["sglang_versions"].index(first) <= here <= oracle.READ["sglang_versions"].index(last):
+            return row
+    return None
+
+
+def sglang_faults(runbook: str, facts: TargetFacts) -> tuple[list[str], int]:
+    found = []
+    advice = recommend(runbook, facts)
+    for item in (*advice.changes, *advice.alternatives):
+        form, now = sglang_form(facts.version or "", item.flag, "sglang_flags"), facts.flags.get(item.flag)
+        if item.to is None:
+            gone = form is None and runbook == "flag-not-in-version"
+            found += [] if now is not None and (form is not None or gone) else [f"{item.flag}: cannot be taken out"]
+        elif form is None:
+            found.append(f"{item.flag}: absent")
+        else:
+            if form.get("choices") and item.to not in form["choices"]:
+                found.append(f"{item.flag} {item.to}: out of choices")
+            if item.to == now or (now is None and item.to == form.get("default")):
+                found.append(f"{item.flag} {item.to}: no-op")
+            if item.flag == "--mem-fraction-static" and not 0 < item.to < 1:
+                found.append(f"{item.flag} {item.to}: no share")
+            if runbook in SGLANG_SMALL_POOL and item.flag in SGLANG_UP and now is not None and item.to < now:
+                found.append(f"{item.flag} {now} -> {item.to}: wrong way")
+            if runbook in SGLANG_SMALL_POOL and item.flag == "--max-running-requests" and now and item.to > now:
+                found.append(f"{item.flag} {now} -> {item.to}: wrong way")
+        found += [f"{item.flag}: says no size" for text in (item.expected,) if not any(c.isdigit() for c in text)]
+        for name in re.findall(r"sglang:[a-z_]+", item.verify):
+            if sglang_form(facts.version or "", name.removesuffix("_bucket"), "sglang_metrics") is None:
+                found.append(f"{item.flag}: {name} is no metric of it")
+    return found, len(advice.changes)
+
+
+def test_no_advice_for_sglang_is_absent_void_or_wrong_way() -> None:
+    wrong: list[str] = []
+    changed: collections.Counter[str] = collections.Counter()
+    for version in oracle.READ["sglang_versions"]:
+        rng = random.Random(f"{SEED}/{version}")
+        for _ in range(20):
+            facts = sglang_target(rng, version)
+            for runbook in RUNBOOKS:
+                found, count = sglang_faults(runbook, facts)
+                wrong += [f"{runbook} on {version}: {text}" for text in found]
+                changed[runbook] += bool(count)
+    assert wrong == [], f"{len(wrong)} faults: " + "; ".join(wrong[:8])
+    assert len(changed) == len(RUNBOOKS)
+    assert sum(count > 0 for count in changed.values()) >= 16, changed

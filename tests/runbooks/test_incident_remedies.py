@@ -190,7 +190,7 @@ def test_lmcache_is_told_its_share_a_rank() -> None:
         ("8.6", "0.33.0", "fp8", {"checkpoint_quantization": "fp8"}, "int8_per_token_head"),
         ("8.9", "0.33.0", "fp8_e5m2", {"checkpoint_quantization": "fp8"}, "fp8_e4m3"),
         ("8.0", "0.10.2", "fp8", {"attention_backend": "FLASHINFER"}, None),
-        ("7.0", "0.33.0", "fp8_e4m3", {}, "fp8_e5m2"),
+        ("7.0", "0.33.0", "fp8_e4m3", {}, "auto"),
         ("9.0", "0.33.0", "nvfp4", {}, "int4_per_token_head"),
         ("10.0", "0.33.0", "nvfp4", {}, None),
         (None, "0.6.6", "nvfp4", {}, "fp8_e4m3"),  # not in that version
