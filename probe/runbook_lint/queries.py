@@ -24,7 +24,6 @@ _FUNCTION = re.compile(
     r"histogram_quantile|quantile|(?:min|max|avg|sum|last|present|absent)_over_time|clamp_\w+|label_replace)\(.+"
 )
 _COMPARED = re.compile(r"[a-zA-Z_:][\w:]* ?(?:==|!=|>=|<=|>|<) ?[\d.]+")
-_SHOWN_AS_IS = ("average-hides-full", "no-rate-on-counter")  # a look at one replica, not a panel
 
 
 def check_promql(page: Document) -> Iterator[LintFinding]:
@@ -39,7 +38,7 @@ def check_promql(page: Document) -> Iterator[LintFinding]:
             else:
                 queries.append(Query(page.file, Located(span.text, span.line), span.text, PANEL, block.section))
     for finding in check_queries(queries, _vocabulary(page), Settings()):
-        if finding.severity in (ERROR, WARNING) and finding.code not in _SHOWN_AS_IS:
+        if finding.severity in (ERROR, WARNING):
             write = finding.corrected or finding.write
             yield LintFinding(page.file, finding.line, "query", f"[{finding.code}] {finding.why}", write)
 

@@ -69,6 +69,8 @@ DEFECTS = [
     (STORM, "increase(vllm:num_preemptions_total[5m])`: normal", "rate(vllm:kv_cache_usage_perc[5m])`: normal", "query",
      "rate-on-gauge"),
     (STORM, "(vllm:kv_cache_usage_perc)", '(vllm:kv_cache_usage_perc{finished_reason="stop"})', "query", "wrong-label"),
+    (STORM, "`max by (engine) (vllm:kv", "`avg(vllm:kv", "query", "average-hides-full"),
+    (STORM, "`increase(vllm:num_preemptions_total[5m])`:", "`increase(vllm:num_preemptions[5m])`:", "query", "_total"),
     # commands
     (STORM, "`kvoncall replay eviction-storm`", "`kvoncall replay evictionstorm`", "command", "no replay named"),
     (BREACH, "`kvoncall isolation --target NAME`", "`kvoncall isolation --targets NAME`", "command", "no --targets"),

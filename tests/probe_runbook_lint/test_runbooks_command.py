@@ -13,6 +13,7 @@ import pytest
 
 from probe.cli import main
 from probe.commands.runbooks import FORMS
+from probe.store import Store
 from runbooks.load import FOLDER, list_runbooks
 
 Capture = pytest.CaptureFixture[str]
@@ -167,6 +168,18 @@ def test_advice_for_an_address_reads_the_server_itself(server: str, capsys: Capt
     assert change["to"] == 1600
     assert "4096" in change["why"].replace(",", "")
     assert "is not watched" in err
+
+
+def test_advice_for_a_stored_target_reads_what_is_known_of_it(data: Path, capsys: Capture) -> None:
+    info = {"block_size": "16", "num_gpu_blocks": "101"}
+    with Store.open(data) as store:
+        store.targets.upsert("prod", url="http://127.0.0.1:9/metrics", kind="external", engine="vllm")
+        store.targets.set_facts("prod", {"version": "0.32.0", "cache_config_info": info, "max_model_len": 4096})
+    words = ["runbooks", "advise", "head-of-line-block", "--target", "prod", "--data-dir", str(data), "--json"]
+    assert main(words) == 0
+    advice = json.loads(capsys.readouterr().out)
+    assert advice["version"] == "0.32.0"
+    assert {"--max-model-len": 1600}.items() <= {one["flag"]: one["to"] for one in advice["changes"]}.items()
 
 
 def test_forms_are_those_of_the_renderer() -> None:
