@@ -61,19 +61,14 @@ def levers(deployment: Deployment) -> list[Lever]:
             changed = plan(draft.changed)
         except ConfigError as error:
             changed, why_not = base, why_not or str(error)
-        gained = _tokens_of(changed) - _tokens_of(base)
+        gained = changed.kv_tokens - base.kv_tokens
         if draft.key == "offload":
-            gained = plan_offload_tokens(draft.changed, base)
+            gained = _host_tokens(draft.changed, base)
         found.append(Lever(draft.key, draft.what, draft.changes, changed, gained, draft.cost, not why_not, why_not))
     return sorted(found, key=lambda lever: (not lever.possible, -lever.gained_tokens))
 
 
-def _tokens_of(planned: CapacityPlan) -> int:
-    """Tokens of one length's requests that fit, so that gains compare across block sizes."""
-    return planned.kv_tokens
-
-
-def plan_offload_tokens(deployment: Deployment, base: CapacityPlan) -> int:
+def _host_tokens(deployment: Deployment, base: CapacityPlan) -> int:
     """KV tokens that the deployment's host tier keeps beside the GPU's."""
     tier = host_tier(deployment)
     if tier is None or not base.kv_bytes_per_token:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,10 @@ class Anchor:
     def size(self, base: str) -> int | None:
         """`inputs` of that name in whatever unit, in bytes; the least of a list, as engines take the minimum."""
         return size_of(self.inputs, base)
+
+    def largest(self, base: str) -> int | None:
+        """The same for what a rank spends: the rank that spends most decides."""
+        return size_of(self.inputs, base, max)
 
     @property
     def max_model_len(self) -> int | None:
@@ -116,13 +120,13 @@ def anchor_of(raw: Mapping[str, Any], position: int) -> Anchor:
     )
 
 
-def size_of(values: Mapping[str, Any], base: str) -> int | None:
-    """`base`_gib, `base`_gb, `base`_mib or `base`_bytes in bytes; the least where it is a list."""
+def size_of(values: Mapping[str, Any], base: str, of_ranks: Callable[[list[Any]], Any] = min) -> int | None:
+    """`base`_gib, `base`_gb, `base`_mib or `base`_bytes in bytes; of a list, that of one rank."""
     for unit, factor in _UNITS.items():
         for ranks in ("", "_per_rank", "_by_rank", "_ranks"):
             value = values.get(f"{base}_{unit}{ranks}")
             if isinstance(value, list) and value:
-                value = min(value)
+                value = of_ranks(value)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return round(value * factor)
     return None

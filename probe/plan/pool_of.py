@@ -122,10 +122,10 @@ def divided_plan(anchor: Anchor, **changes: Any) -> CapacityPlan | None:
     """The KV memory from the GPU's total, utilization and the stated parts; None where one of them is missing."""
     if anchor.gpu is None or size_of(anchor.inputs, "total") is None or anchor.utilization is None:
         return None
-    parts = {name: anchor.size(name) for name in _PARTS}
+    parts = {name: anchor.largest(name) for name in _PARTS}
     if parts["weights"] is None or (parts["activation"] is None and anchor.engine != "sglang"):
         return None
-    others = [size for base in ("non_torch", "other") if (size := anchor.size(base)) is not None]
+    others = [size for base in ("non_torch", "other") if (size := anchor.largest(base)) is not None]
     divided = {
         "gpu": anchor.gpu,
         "gpu_memory_utilization": anchor.utilization,

@@ -174,6 +174,15 @@ def test_sampling_takes_the_vocabulary_for_every_request() -> None:
     assert sampler_peak(replace(server, max_num_seqs=64), semantics).bytes * 4 == sampler_peak(server, semantics).bytes
 
 
+def test_the_rank_that_samples_decides_the_pool() -> None:
+    """vllm#13061: the other rank had 8.69 GiB, the log's 81,536 tokens are what the sampling rank had left."""
+    shape = ModelShape("R1-Distill-Qwen-14B", (LayerGroup(48, "full", 8, 128),), hidden_size=5120, vocab_size=152064)
+    server = resolve(Deployment(shape, gpu=L4, version="0.7.2 V0", max_model_len=131072, tp=2, num_gpus=2))
+    others = round(8.69 * GIB) + round(0.19 * GIB)
+    sampling = sampler_peak(server, semantics_of("vllm", "0.7.2 V0")).bytes
+    assert (others - sampling) / (48 * 4 * 128 * 4) == pytest.approx(81536, rel=0.01)
+
+
 def test_a_pool_of_stages_is_the_least_and_each_has_its_layers() -> None:
     shape = ModelShape("m", (LayerGroup(27, "latent", latent_width=576),), max_position_embeddings=4096)
     server = Deployment(shape, tp=2, pp=2, num_gpus=4, stage_kv_cache_bytes=(12 * GIB, 12 * GIB), block_size=16)

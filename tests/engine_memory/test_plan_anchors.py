@@ -198,7 +198,11 @@ def test_other_units_and_spellings_are_read() -> None:
         "reported": {"kv_tokens": 78384},
         "version": "0.20.0",
     }
-    for anchor in (decimal, ranks, sliding):
+    spent = {
+        **ANCHORS["PA-23a"],
+        "inputs": {**ANCHORS["PA-23a"]["inputs"], "activation_gib": [1.08, 8.27], "kv_gib": [17.72, 10.53]},
+    }
+    for anchor in (decimal, ranks, sliding, spent):
         rows = check_anchor(anchor)
         assert [row.status for row in rows] == ["pass"] * len(rows), rows
 
