@@ -121,7 +121,7 @@ def _why_env_absent(engine: str, version: str | None, name: str) -> str | None:
     if until is not None and (version is None or order_key(version) > order_key(until)):
         return f"{name} was last read by {engine} {until}" + (f"; this target runs {version}" if version else "")
     if since is not None and version is not None and order_key(version) < order_key(since):
-        return f"{name} is read since {engine} {since}; this target runs {version}"
+        return f"{name} is not known before {engine} {since}; this target runs {version}"
     return None
 
 

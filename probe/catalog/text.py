@@ -43,7 +43,10 @@ def _marks(facts: FlagFacts) -> list[str]:
 
 
 def _below(facts: FlagFacts) -> list[str]:
-    lines = [facts.meaning + (f" · raising it: {facts.raising}" if facts.raising else "")] if facts.meaning else []
+    lines = [facts.meaning] if facts.meaning else []
+    if facts.raising:
+        on = facts.raising.removeprefix("on: ")
+        lines.append(f"switched on: {on}" if on != facts.raising else f"effect: {on}")
     if facts.default_note:
         lines.append(f"default: {facts.default_note}")
     if facts.choices:
