@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     memory.reserve,
     memory.takes_the_rest,
     memory.host_tier,
+    memory.beside_others,
 )
 
 

@@ -132,7 +132,7 @@ def _of_words(words: list[str], lookup: Lookup) -> LaunchLine:
         elif word == "-m" and not given:
             program += [word, *words[place : place + 1]]
             place += 1
-        elif word.startswith("--") or word in SHORT:
+        elif word.startswith("--") or word.partition("=")[0] in SHORT:
             one, used = _flag(word, words[place:], lookup)
             given.append(one)
             place += used
@@ -160,7 +160,11 @@ def _flag(word: str, rest: list[str], lookup: Lookup) -> tuple[Given, int]:
 def _values(rest: Sequence[str], kind: str | None) -> list[str]:
     free: list[str] = []
     for word in rest:
-        if word.startswith("--") or word in SHORT or (word.startswith("-") and not word[1:2].isdigit()):
+        if (
+            word.startswith("--")
+            or word.partition("=")[0] in SHORT
+            or (word.startswith("-") and not word[1:2].isdigit())
+        ):
             break
         free.append(word)
     if kind in ("bool", "switch"):  # takes none: what looks like one is a mistake, anything else a positional word

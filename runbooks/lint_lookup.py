@@ -27,6 +27,11 @@ def facts_ever(engine: str, version: str | None, flag: str) -> FlagFacts | None:
     return next((facts for facts in older if facts is not None), None)
 
 
+def has_flags(engine: str) -> bool:
+    """Whether the flags of an engine are known at all."""
+    return engine == EMBEDDED or bool(known_versions(engine))
+
+
 def names(engine: str, version: str | None) -> list[str]:
     """All flags of a version."""
     if engine == EMBEDDED:

@@ -49,7 +49,8 @@ class Subject:
 
     `checkpoint_quantization` is the method of the weights ("fp8", "awq", None: not known, "" none). `kv_tokens` is the
     pool as the engine reports it. `multi_tenant`: requests of different customers meet in one server.
-    `offload_bytes_per_rank` are host tiers stated outside of the flags (LMCache's file).
+    `offload_bytes_per_rank` are host tiers stated outside of the flags (LMCache's file). `beside`: utilizations of
+    servers on the same GPU that were started before this one.
     """
 
     engine: str
@@ -71,6 +72,7 @@ class Subject:
     offload_bytes_per_rank: int | None = None
     offload_disk_bytes_per_rank: int | None = None
     disk_bytes: int | None = None
+    beside: tuple[float, ...] = ()
 
     @property
     def at(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from runbooks.flags import known_versions, never_existed, version_key, why_absent, why_value_absent
 from runbooks.launch_line import Given
-from runbooks.lint_lookup import facts_ever, facts_of, names, version_of
+from runbooks.lint_lookup import facts_ever, facts_of, has_flags, names, version_of
 from runbooks.lint_rules import LintFinding, Subject, as_number
 from runbooks.ranges import why_out_of_range
 
@@ -54,6 +54,11 @@ _V0_ONLY = {
 
 def unread_version(subject: Subject) -> Iterator[LintFinding]:
     """A version whose flags were not read."""
+    if not has_flags(subject.engine):
+        if subject.given:
+            message = f"flags of {subject.engine} were not read: whether they exist is not known"
+            yield LintFinding("no-catalog", "info", "", message, "", "flag catalog", RUNBOOK)
+        return
     _, note = version_of(subject.engine, subject.version)
     if note and subject.given:
         yield LintFinding("version-not-read", "info", "", note, "", "flag catalog", RUNBOOK)
@@ -65,6 +70,8 @@ def existence(subject: Subject) -> Iterator[LintFinding]:
         if instead := never_existed(subject.engine).get(name):
             message = f"no version of {subject.engine} reads {name}: {_unknown_variable(subject)}"
             yield LintFinding("never-existed", "error", name, message, instead, "vllm/envs.py", RUNBOOK)
+    if not has_flags(subject.engine):
+        return
     oldest = known_versions(subject.engine)[:1]
     for given in subject.given:
         facts = facts_of(subject.engine, subject.version, given.flag)

@@ -137,8 +137,16 @@ class Instance:
     version: str | None = None
 
 
+def beside_others(subject: Subject) -> Iterator[LintFinding]:
+    """A server on a GPU that others use too."""
+    mine = subject.number("--gpu-memory-utilization")
+    if subject.beside and mine is not None:
+        others = [Instance(f"server {n}", share, subject.at) for n, share in enumerate(subject.beside, 1)]
+        yield from lint_shared_gpu(subject.gpu, [*others, Instance("this one", mine, subject.at)])
+
+
 def lint_shared_gpu(
-    gpu: Gpu, instances: Sequence[Instance], *, simultaneous: bool = False, global_cap: bool | None = None
+    gpu: Gpu | None, instances: Sequence[Instance], *, simultaneous: bool = False, global_cap: bool | None = None
 ) -> list[LintFinding]:
     """Servers on one GPU, in the order in which they start.
 
@@ -152,7 +160,7 @@ def lint_shared_gpu(
         message = f"{names} take {total:.2f} of one GPU together"
         return [LintFinding("sum-above-one", "error", flag, message, instead, source, runbook)]
     found = []
-    used, card = 0.0, gpu.memory_bytes / GIB
+    used = 0.0
     for place, one in enumerate(instances):
         capped = _is_global_cap(one.version) if global_cap is None else global_cap
         if capped and place and one.utilization <= used:
@@ -161,8 +169,8 @@ def lint_shared_gpu(
                     "global-cap",
                     "error",
                     flag,
-                    f"{one.name} may use {one.utilization * card:.1f} GiB and {used * card:.1f} GiB of the card are in "
-                    "use already: this version charges an instance for what others hold",
+                    f"{one.name} may use {_of_card(one.utilization, gpu)} and {_of_card(used, gpu)} are in use already: "
+                    "this version charges an instance for what others hold",
                     f"{one.name} {used + one.utilization:.2f} (the cumulative share), or a later version",
                     source,
                     runbook,
@@ -189,3 +197,7 @@ def _is_global_cap(version: str | None) -> bool:
     if version is None:
         return False
     return any(version_key(a) <= version_key(version) <= (*version_key(b), 99) for a, b in _GLOBAL_CAP)
+
+
+def _of_card(share: float, gpu: Gpu | None) -> str:
+    return f"{share:.0%}" if gpu is None else f"{share * gpu.memory_bytes / GIB:.1f} GiB"

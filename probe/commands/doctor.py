@@ -27,6 +27,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--for", dest="seconds", type=float, metavar="SECONDS", help="how long to watch (15), or to look back (300)")
     add("--multi-tenant", action="store_true", help="requests of different customers meet in this server")
     add("--gpu", metavar="NAME", help="the GPU, for lint of formats and memory (`kvoncall plan --help` names them)")
+    add(
+        "--beside",
+        type=float,
+        action="append",
+        default=[],
+        metavar="SHARE",
+        help="utilization of another server on the same GPU, started before this one (may be repeated)",
+    )
     add("--verbose", action="store_true", help="also what could not be judged, and remarks about flags")
     add("--json", action="store_true", help="print one JSON object")
     add_data_dir(parser)
@@ -40,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--for takes more than 0 seconds")
     observed = _observe(options)
     known: dict[str, Any] = {"multi_tenant": True} if options.multi_tenant else {}
+    if options.beside:
+        known["beside"] = tuple(options.beside)
     if options.gpu:
         from engine.memory.model_presets import gpu
 

@@ -190,3 +190,22 @@ def test_findings_are_data() -> None:
     as_json: dict[str, Any] = found[0].to_dict()
     assert set(as_json) == {"code", "severity", "flag", "message", "instead", "source", "runbook"}
     assert found[0].severity == "error"  # the gravest comes first
+
+
+def test_an_engine_without_a_catalog_is_said_once() -> None:
+    found = lint_flags("lmcache", "0.5.0", "--max-local-cpu-size 5 --other 3")
+    assert [(finding.code, finding.severity) for finding in found] == [("no-catalog", "info")]
+
+
+def test_short_spellings_with_and_without_an_equals_sign() -> None:
+    for flags in ("-tp 4", "-tp=4", "--tensor-parallel-size=4", "--tensor_parallel_size 4"):
+        (given,) = read_line("vllm", "0.33.0", f"vllm serve m {flags}").given
+        assert (given.flag, given.value) == ("--tensor-parallel-size", "4")
+
+
+def test_servers_beside_this_one_count() -> None:
+    found = lint_flags("vllm", "0.33.0", "--gpu-memory-utilization 0.5", beside=(0.3, 0.3))
+    assert codes(found) == ["sum-above-one"]
+    assert codes(lint_flags("vllm", "0.33.0", "--gpu-memory-utilization 0.2", beside=(0.75,))) == []
+    early = lint_flags("vllm", "0.8.5", "--gpu-memory-utilization 0.2", beside=(0.75,))
+    assert "75%" in one(early, "global-cap").message
