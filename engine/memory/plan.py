@@ -161,26 +161,38 @@ def _printed_tokens(blocks: int, layout: Layout, length: int, semantics: Semanti
     return blocks // max(1, layout.num_tables) * layout.block_size
 
 
-def _conclude(deployment: Deployment, semantics: Semantics, pool: _Pool, pools: list[_Pool]) -> CapacityPlan:
-    layout, length = pool.stage.layout, deployment.max_model_len or 0
+def _concurrency(blocks: int, tokens: int, layout: Layout, length: int, semantics: Semantics) -> float:
+    """Requests of full length at once, as the engine's log counts them."""
     per_request = layout.blocks_for(length)
-    usable = max(0, pool.blocks - (1 if semantics.null_block else 0))
-    tokens = _printed_tokens(pool.blocks, layout, length, semantics)
-    by_blocks = semantics.engine == "vllm" and semantics.version >= (0, 9)
-    counted = usable if semantics.engine == "kvoncall" else pool.blocks
-    concurrency = counted / per_request if (by_blocks or semantics.engine == "kvoncall") and per_request else 0.0
-    if not by_blocks and semantics.engine != "kvoncall":
-        concurrency = tokens / length
+    if semantics.engine == "kvoncall":
+        return max(0, blocks - 1) / per_request if per_request else 0.0
+    if semantics.engine == "vllm" and semantics.version >= (0, 9):
+        return blocks / per_request if per_request else 0.0
+    return tokens / length
+
+
+def _need(deployment: Deployment, semantics: Semantics, pool: _Pool) -> Need:
+    """One request of full length against the blocks that requests can get."""
+    layout, length = pool.stage.layout, deployment.max_model_len or 0
+    per_request, null = layout.blocks_for(length), 1 if semantics.null_block else 0
+    usable = max(0, pool.blocks - null)
     cap = deployment.shape.max_position_embeddings
     longest = largest_length(layout, usable, max(cap, length) if cap else None)
     if layout.bytes_per_token is None and not cap:
         longest = length if usable >= per_request else 0
-    need = Need(
+    return Need(
         needed_bytes=per_request * layout.bytes_per_block + layout.state_bytes,
-        pool_bytes=_pool_for_one(pool.stage, deployment, per_request + (1 if semantics.null_block else 0)),
+        pool_bytes=_pool_for_one(pool.stage, deployment, per_request + null),
         fits=pool.kv_bytes > 0 and usable >= per_request,
         largest=longest,
     )
+
+
+def _conclude(deployment: Deployment, semantics: Semantics, pool: _Pool, pools: list[_Pool]) -> CapacityPlan:
+    layout, length = pool.stage.layout, deployment.max_model_len or 0
+    tokens = _printed_tokens(pool.blocks, layout, length, semantics)
+    concurrency = _concurrency(pool.blocks, tokens, layout, length, semantics)
+    need = _need(deployment, semantics, pool)
     parts = (
         pool.division.parts
         if pool.division
@@ -211,7 +223,7 @@ def _conclude(deployment: Deployment, semantics: Semantics, pool: _Pool, pools: 
         max_num_seqs=deployment.max_num_seqs or 0,
         max_num_batched_tokens=deployment.max_num_batched_tokens or 0,
         max_concurrency=concurrency,
-        largest_model_len=longest,
+        largest_model_len=need.largest,
         needed_bytes=need.needed_bytes,
         needed_utilization=outcome.needed_utilization,
         verdict=outcome.verdict,

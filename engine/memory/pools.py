@@ -72,8 +72,6 @@ def _layout(kinds: list[LayerKind], deployment: Deployment, semantics: Semantics
     block_size = deployment.block_size or 1
     if semantics.engine == "sglang" and deployment.hybrid_kv_cache:
         return two_pools(kinds, block_size, rank, SGLANG_WINDOW_SHARE)
-    if semantics.engine == "kvoncall":
-        return single_table(kinds, block_size, rank)
     if semantics.engine != "vllm" or not semantics.v1:
         return single_table(kinds, block_size, rank)
     if not (deployment.hybrid_kv_cache and semantics.hybrid_manager):

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from engine.memory.deployment import Deployment, Gpu
 from engine.memory.plan import plan
+from engine.memory.pools import stages_of
+from engine.memory.semantics import resolve, semantics_of
 from engine.memory.shape import LayerGroup, ModelShape
 
 GIB = 1 << 30
@@ -120,3 +122,23 @@ def test_needed_utilization_is_enough_and_barely(server: Deployment) -> None:
         below = plan(replace(server, gpu_memory_utilization=lower))
         slack = below.kv_bytes_per_block * 2 + (server.gpu.memory_bytes // 2000 if server.gpu else 0)
         assert not below.fits or below.margin_bytes < slack
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=3), st.integers(1, 8))
+def test_stages_share_out_every_layer_of_every_kind(counts: list[int], pp: int) -> None:
+    """No layer is lost or billed twice, and kinds mix in each stage as they do in the model."""
+    total = sum(counts)
+    if total < pp:
+        return
+    kinds = ("full", "sliding", "chunked")
+    groups = tuple(
+        LayerGroup(count, kind, 2, 64, window=128 if kind != "full" else None)  # type: ignore[arg-type]
+        for count, kind in zip(counts, kinds, strict=False)
+    )
+    server = resolve(Deployment(ModelShape("any", groups), pp=pp, num_gpus=pp, max_model_len=128))
+    stages = stages_of(server, semantics_of("vllm", None))
+    assert [sum(kind.count for kind in stage.kinds) for stage in stages] == list(server.stage_layers or ())
+    for group in groups:
+        shared = [kind.count for stage in stages for kind in stage.kinds if kind.group.attention == group.attention]
+        assert sum(shared) == group.count
