@@ -32,7 +32,7 @@ def choose_extras(draft: Draft) -> None:
         _experts(draft)
     _watermark(draft)
     _queue(draft)
-    if draft.template.objective == "latency":
+    if draft.template.objective == "latency" and _splits_by_default(draft):
         budget = draft.plan.max_num_batched_tokens
         draft.choose("long_prefill", budget // 2, draft.phrase("long_prefill", budget=budget))
     if "residency-metrics" in draft.template.features and draft.has("residency_metrics"):
@@ -48,6 +48,14 @@ def _sharing(draft: Draft) -> None:
     draft.steps.append(draft.phrase("prompt_order", block=block) if block > 1 else draft.phrase("prompt_order_tokens"))
     if draft.has("prefix_caching"):
         draft.choose("prefix_caching", True, draft.phrase("prefix_caching", shared=draft.template.shared_prefix))
+
+
+def _splits_by_default(draft: Draft) -> bool:
+    """vLLM before 0.8.0 heeds the threshold only with several partial prefills at once."""
+    flag, _ = flag_for_setting(draft.engine, draft.deployment.version, "chunked_prefill")
+    return draft.engine != "vllm" or (
+        flag is not None and bool(declared_default("vllm", draft.deployment.version, flag))
+    )
 
 
 def _spaced(text: Text) -> Text:

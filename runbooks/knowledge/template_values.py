@@ -11,17 +11,13 @@ from engine.memory.capacity import CapacityPlan
 from engine.memory.deployment import Deployment
 from engine.memory.plan import plan
 from runbooks.flags import EMBEDDED, why_value_absent
-from runbooks.knowledge import template_extras, template_kv
+from runbooks.knowledge import template_extras, template_kv, template_steps
 from runbooks.knowledge.engine_flags import declared_default, engine_title, flag_for_setting, newest, source_of
 from runbooks.knowledge.template_load import own_tokens, requests_at_once, shared_tokens
 from runbooks.knowledge.template_parts import FlagChoice, LeftOut, Template, TemplateAdvice
 from runbooks.knowledge.text import Text, data, gib, phrases
 
 _MOST_SEQS = 1024  # the largest batch vLLM itself takes as a default; beyond it graphs and samplers are not tuned
-_STEP_SIZES = (16384, 8192, 4096)
-_SMALL_STEP = 2048
-_STEP_COST = 0.05  # of the pool: more than that a larger step is not worth
-_PAGE = 16
 _ORDER = tuple(data("engine_flags"))  # of the flags of a command
 
 
@@ -123,7 +119,8 @@ class Draft:
         template_kv.choose_format(self)
         if not self.plan.fits:
             self._make_it_fit()
-        self._step()
+        template_steps.choose_step(self)
+        template_steps.fit_prompts(self)
         seqs = self._sequences()
         self._write_layout()
         self._write_lengths()
@@ -175,9 +172,9 @@ class Draft:
             reason = self.phrase("max_model_len", template=length, needed=needed, model=shown)
         self.choose("max_model_len", length, reason, in_force=model)
         if self.has("max_input_tokens"):
-            output = min(self.template.output_tokens, length // 2)
-            figures = {"total": length, "output": output, "value": length - output}
-            self.choose("max_input_tokens", length - output, self.phrase("max_input_tokens", **figures))
+            longest = template_steps.longest_prompt(self)
+            figures = {"total": length, "output": length - longest, "value": longest}
+            self.choose("max_input_tokens", longest, self.phrase("max_input_tokens", **figures))
 
     def _utilization(self) -> None:
         """Room for other processes on the card: the largest share that leaves them what they hold."""
@@ -198,8 +195,8 @@ class Draft:
     def _make_it_fit(self) -> None:
         """Smaller steps, then no graphs, then shorter requests, until one request fits."""
         default = self.plan.max_num_batched_tokens
-        for size in (_SMALL_STEP, 1024):
-            found = self.tried(max_num_batched_tokens=size) if size < default else None
+        for size in (template_steps.SMALL_STEP, 1024):
+            found = self.tried(max_num_batched_tokens=size) if size < default and self.engine != "tgi" else None
             if not self.plan.fits and found is not None and found.kv_cache_bytes > self.plan.kv_cache_bytes:
                 self.adopt(max_num_batched_tokens=size)
         without = self.tried(enforce_eager=True) if not self.plan.fits and self.has("enforce_eager") else None
@@ -210,58 +207,10 @@ class Draft:
                 "enforce_eager", True, self.phrase("enforce_eager", graphs=graphs, pool=gib(without.kv_cache_bytes))
             )
         if not self.plan.fits:
-            length = self.plan.largest_model_len // _PAGE * _PAGE
-            found = self.tried(max_model_len=length) if length >= 2 * _PAGE else None
+            length = self.plan.largest_model_len // template_steps.PAGE * template_steps.PAGE
+            found = self.tried(max_model_len=length) if length >= 2 * template_steps.PAGE else None
             if found is not None and found.fits:
                 self.adopt(max_model_len=length)
-
-    def _step(self) -> None:
-        """The tokens of one step, by what the template is for."""
-        default, objective = self.defaults.max_num_batched_tokens, self.template.objective
-        chosen = self.deployment.max_num_batched_tokens
-        if chosen is not None:
-            gained = gib(self.plan.kv_cache_bytes - self.defaults.kv_cache_bytes)
-            reason = self.phrase("step_fit", value=chosen, default=default, gained=gained)
-            self.choose("max_num_batched_tokens", chosen, reason, in_force=default)
-        elif objective == "latency" and default > _SMALL_STEP:
-            self._smaller_step(default)
-        elif objective == "throughput":
-            self._larger_step(default)
-
-    def _smaller_step(self, default: int) -> None:
-        if self.tried(max_num_batched_tokens=_SMALL_STEP) is None:
-            return
-        self.adopt(max_num_batched_tokens=_SMALL_STEP)
-        prompt = self.template.prompt_tokens
-        reason = self.phrase(
-            "step_latency",
-            value=_SMALL_STEP,
-            default=default,
-            prompt=prompt,
-            steps=-(-prompt // _SMALL_STEP),
-            times=_SMALL_STEP / default,
-            activation=gib(self.plan.part("activation peak")),
-        )
-        self.choose("max_num_batched_tokens", _SMALL_STEP, reason, in_force=default)
-
-    def _larger_step(self, default: int) -> None:
-        before = self.plan.kv_tokens
-        for size in (size for size in _STEP_SIZES if size > default):
-            found = self.tried(max_num_batched_tokens=size)
-            if found is None or not found.fits or before - found.kv_tokens > _STEP_COST * before:
-                continue
-            self.adopt(max_num_batched_tokens=size)
-            cost = before - found.kv_tokens
-            reason = self.phrase(
-                "step_throughput",
-                value=size,
-                default=default,
-                cost=cost,
-                share=100 * cost / max(1, before),
-                activation=gib(found.part("activation peak")),
-            )
-            self.choose("max_num_batched_tokens", size, reason, in_force=default)
-            return
 
     def _sequences(self) -> tuple[int, Text] | None:
         """How many run at once: what the pool holds, or what an answer's pauses allow; None: the default is right."""

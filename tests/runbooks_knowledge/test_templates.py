@@ -148,6 +148,24 @@ def test_eight_bit_kv_only_where_the_hardware_can() -> None:
     assert written(ampere_old, ("--kv-cache-dtype",)) == "fp8_e5m2"
 
 
+@pytest.mark.parametrize(
+    ("engine", "version"),
+    [("vllm", "0.6.6"), ("vllm", "0.7.3"), ("tensorrt-llm", "0.18.2"), ("tensorrt-llm", "1.4.0rc4"), ("tgi", "3.3.7")],
+)
+def test_a_prompt_longer_than_a_step_is_split_or_the_step_is_as_long(engine: str, version: str) -> None:
+    for one in templates():
+        advice = advise(one, deployment(engine=engine, version=version, gpu="L4-24GB"))
+        if not advice.plan.fits:
+            continue
+        split = written(advice, ("--enable-chunked-prefill", "--enable_chunked_prefill"))
+        longest = written(advice, ("--max-input-tokens",)) or advice.plan.max_model_len
+        assert split or advice.plan.max_num_batched_tokens >= longest, one.id
+    assert (
+        written(advise(template("latency-chat"), deployment(version="0.7.3")), ("--long-prefill-token-threshold",))
+        is None
+    )
+
+
 def test_no_e5m2_with_an_fp8_checkpoint() -> None:
     asked = deployment(version="0.12.0")
     asked = replace(asked, shape=replace(asked.shape, quantization="fp8"))
