@@ -23,8 +23,9 @@ _WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 SAMPLER_COPIES = {"v0": 10.0, "v1_sort": 8.5, "v1": 4.5}  # buffers of num_seqs x vocab x 4 bytes alive at once
 _SORTLESS_SINCE = (0, 17)  # vLLM: top-k and top-p without sorting the vocabulary
-CACHED_FORWARD, CACHED_COPIES = 1.3, 5.0  # fitted: torch keeps freed blocks, and a device's loss counts them
+CACHED_FORWARD, CACHED_COPIES = 1.3, 5.0  # torch keeps freed blocks: 1.10 and 1.71 GiB reserved (vllm#9003)
 GRAPH_MIB_PER_LAYER = 0.3  # fitted: 24 MiB a graph at 64 layers (vllm#50780), 0.36 GiB for 16 graphs
+# "nccl_device" by vllm#10511 (1.79 GiB more on two ranks); "device" fitted to the six models of vllm#4454
 NON_TORCH_MIB = {"alone": 200, "ranks": 350, "v1_ranks": 1000, "device": 350, "context": 300, "nccl_device": 1800}
 _MOE_CHUNK = 32768  # tokens that fused experts take at once
 
