@@ -163,6 +163,9 @@ def show_proposal(proposal: Proposal, target: Target) -> None:
     if proposal.steps:
         st.markdown("**Besides, what no flag of the engine does**")
         st.markdown("\n".join(f"{number}. {words.plain(step)}" for number, step in enumerate(proposal.steps, 1)))
+    if proposal.missing and proposal.changes:  # without changes the summary tells it
+        st.markdown("**Would help to say more**")
+        st.markdown("\n".join(f"- {words.plain(one)}" for one in proposal.missing))
     if proposal.refused:
         with st.expander(f"Considered and not advised ({len(proposal.refused)})", expanded=not proposal.changes):
             for refusal in proposal.refused:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import yaml
 from streamlit.testing.v1 import AppTest
 
 from app.runtime import Runtime
@@ -257,3 +258,34 @@ def test_a_note_edited_by_two_is_not_overwritten(seeded: Store, use: Use) -> Non
     shown.button(key="note-edit-confirm").click().run()
     assert "lee edited note" in shown.error[0].value
     assert seeded.notes.list("runbook", "oom")[0].current.text == "two"
+
+
+def test_what_is_known_of_the_targets_version_and_the_change_to_take_along(
+    seeded: Store, use: Use, open_page: Open
+) -> None:
+    info = {"block_size": "16", "num_gpu_blocks": "1000", "gpu_memory_utilization": "0.8", "cache_dtype": "auto"}
+    facts = {"version": "0.10.2", "cache_config_info": info, "max_model_len": 4096, "model": "Llama-3.1-8B"}
+    seeded.targets.upsert("embedded", url="http://127.0.0.1:1", kind="external", engine="vllm", flags=[])
+    seeded.targets.set_facts("embedded", {**facts, "gpu": "L4-24GB"})
+    use(seeded)
+    page = open_page("runbooks", runbook="eviction-storm", alert=str(seeded.alerts.active()[0].id))
+    page.assert_calm()
+    advisories = next(table for table in page.tables if "advisory" in table.columns)
+    assert "vllm#25787 (bug)" in set(advisories["advisory"])
+    assert any(name.startswith("CVE-") for name in advisories["advisory"])
+    assert "for vllm 0.10.2" in page.text
+    card = next(m.value for m in page.at.markdown if "--gpu-memory-utilization" in m.value)
+    assert "now `0.8` → **`0.88`**" in card
+    assert "**Risk:**" in page.text
+    assert "14448 tokens at 131072 bytes each" in page.text
+    command = "vllm serve M --gpu-memory-utilization 0.8 --api-key $KEY"
+    page.at.text_area(key="command-embedded").set_value(command).run()
+    assert "-  --gpu-memory-utilization 0.8" in page.at.code[-1].value
+    page.at.segmented_control(key="form").set_value("helm").run()
+    page.assert_calm()
+    values = yaml.safe_load(page.at.code[-1].value)["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]["extraArgs"]
+    assert "--api-key" in values
+    assert values[values.index("--gpu-memory-utilization") + 1] != "0.8"
+    page.at.text_area(key="command-embedded").set_value('vllm "serve').run()
+    page.assert_calm()
+    assert len(page.errors) == 1
