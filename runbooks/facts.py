@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.config import ConfigError, EngineConfig, ModelDims, flag_of, parse_bytes
+from engine.config import ConfigError, ModelDims, parse_bytes
 from engine.memory.deployment import Gpu
 from engine.memory.shape import ModelShape
 from runbooks.cache_config_info import read_labels
 from runbooks.engine_names import flag_for
+from runbooks.flags_given import flags_given
 from runbooks.hardware_facts import read_hardware
 from runbooks.isolation_facts import IsolationFacts, read_isolation
 from runbooks.quality_candidates import QualityCandidate, read_candidates
@@ -258,16 +259,11 @@ def _dims_of(facts: Mapping[str, Any]) -> ModelDims | None:
 
 
 def _flags_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Flag values as a dict, or parsed from a command line of the embedded engine."""
+    """Flags in force, told under "flags" or "config" as a mapping or a launch command."""
+    engine = str(facts.get("engine") or ("kvoncall" if _plan_of(facts) else "vllm"))
     for key in ("flags", "config"):
-        value = facts.get(key)
-        if isinstance(value, Mapping):
-            return {k if k.startswith("--") else flag_of(k): v for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            try:
-                return EngineConfig.from_args([str(v) for v in value]).flag_values()
-            except ConfigError:
-                return {}
+        if facts.get(key):
+            return flags_given(facts[key], engine, facts.get("version"))
     return {}
 
 

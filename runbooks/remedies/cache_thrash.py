@@ -69,7 +69,7 @@ def _host_tier(draft: Draft) -> None:
         why=f"blocks asked for soon after would still be there in twice the room: the pool has {size(pool)}, so as "
         f"much again, {to} GiB, in host memory.",
         expected=f"room for about {2 * (facts.kv_cache_size_tokens or 0)} cached tokens in all; dropped "
-        f"prefixes come back "
+        "prefixes come back "
         "over PCIe in place of being computed",
         cost=f"{to} GiB of host memory over all tensor-parallel ranks; loads compete with other PCIe traffic",
         verify="increase(vllm:external_prefix_cache_hits_total[10m]) > 0",

@@ -55,7 +55,8 @@ def advise(facts: TargetFacts) -> Recommendation:
     _name_what_does_not_help(draft)
     if not draft.changes:
         return draft.done(f"No flag makes one request fit ({_short(now)}): more GPUs, a smaller model or fewer bits")
-    return draft.done(f"{_short(now)}: " + ", ".join(f"{c.flag} {_word(c.to)}" for c in draft.changes))
+    changes = ", ".join(f"{c.flag} {_word(c.to)}" for c in draft.changes)
+    return draft.done(f"{_short(now)}: {changes}")
 
 
 def _word(value: object) -> str:
@@ -73,7 +74,7 @@ def _short(now: CapacityPlan) -> str:
     if now.kv_cache_bytes <= 0:
         return f"{size(-now.kv_cache_bytes)} are missing before the first block"
     return (
-        f"one request of {now.max_model_len} tokens needs {size(now.needed_bytes)} and the pool has "
+        f"One request of {now.max_model_len} tokens needs {size(now.needed_bytes)} and the pool has "
         f"{size(now.kv_cache_bytes)}, {size(-now.margin_bytes)} too little"
     )
 

@@ -60,7 +60,7 @@ def _vllm(facts: TargetFacts) -> Iterator[str]:
     usage = metric_for(VLLM, "vllm:kv_cache_usage_perc", facts.version)
     yield (
         f"KV usage is {usage} in this version (renamed in {RENAMED_IN}): a panel with the other name is empty, "
-        f"not at zero"
+        "not at zero"
     )
     if _before(facts, HITS_FIXED_IN):
         yield (

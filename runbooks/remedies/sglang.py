@@ -30,7 +30,7 @@ def more_careful(draft: Draft) -> bool:
         why=f"admission counts with {FIRST_RATIO:g} x {now:g} = {FIRST_RATIO * now:.0%} of what answers may "
         f"still take; {to:g} makes it all of it. More has no effect.",
         expected=f"room for {1 / (FIRST_RATIO * now) - 1:.0%} more answer tokens is kept at admission: fewer "
-        f"retractions",
+        "retractions",
         cost="requests are admitted later: time to first token grows",
         verify=no_preemptions_query(facts.engine, facts.version),
     )

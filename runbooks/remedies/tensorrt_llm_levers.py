@@ -41,7 +41,7 @@ def _more_pool(draft: Draft) -> int | None:
         f"{to:g} / {now:g} = {after}.",
         expected=f"pool {pool} -> about {after} tokens",
         cost=f"{(1 - to) / (1 - now):.0%} of the room outside the pool that there was: large steps may run out "
-        f"of memory",
+        "of memory",
         verify=ANSWERS,
         risk="memory outside the pool may be too little for activations: it shows under load",
     )
@@ -62,7 +62,7 @@ def _more_tokens(draft: Draft) -> int | None:
         why=f"it caps the pool at {now} tokens; requests want {wanted} at once.",
         expected=f"pool {now} -> {wanted} tokens, if the free share allows it",
         cost=f"{size((wanted - now) * (facts.kv_bytes_per_token or 0))} more of the "
-        f"GPU" if facts.kv_bytes_per_token else
+        "GPU" if facts.kv_bytes_per_token else
         "more of the GPU",
         verify=ANSWERS,
         risk="memory outside the pool may be too little for activations: it shows under load",
@@ -96,7 +96,7 @@ def _cache_thrash(draft: Draft) -> None:
     draft.propose(
         HOST,
         pool,
-        why=f"blocks asked for soon after would still be there in twice the room: as much again as the pool, "
+        why="blocks asked for soon after would still be there in twice the room: as much again as the pool, "
         f"{size(pool)}.",
         expected=f"room for {facts.kv_cache_size_tokens or 0} tokens more; dropped prefixes come back over PCIe",
         cost=f"{size(pool * ranks)} of host memory over {ranks} ranks",

@@ -239,6 +239,24 @@ def test_hardware_and_model_are_read_from_names_fields_and_flags() -> None:
         from_facts({"gpu": "H9000"})
 
 
+def test_flags_are_read_from_commands_and_nested_yaml() -> None:
+    line = (
+        "vllm serve M -tp 2 --max_num_seqs=8 --gpu-memory-utilization 0.8 --no-enable-prefix-caching --quantization fp8"
+    )
+    for told in (line, line.split()):
+        facts = from_facts({"engine": "vllm", "version": "0.33.0", "flags": told})
+        assert (facts.tp, facts.max_num_seqs, facts.utilization) == (2, 8, 0.8)
+        assert facts.flags["--enable-prefix-caching"] is False
+        assert facts.checkpoint_quantization == "fp8"
+    yaml = {"kv_cache_config": {"free_gpu_memory_fraction": 0.5}, "--max_batch_size": 16, "--tp_size": 2}
+    trt = from_facts({"engine": "tensorrt-llm", "version": "1.0.0", "flags": yaml})
+    assert trt.utilization == 0.5
+    assert (trt.tp, trt.max_num_seqs) == (2, 16)
+    assert from_facts({"engine": "vllm", "flags": "vllm serve 'M"}).flags == {}
+    sglang = from_facts({"engine": "sglang", "version": "0.5.23", "flags": {"mem_fraction_static": 0.8}})
+    assert sglang.utilization == 0.8
+
+
 def test_a_target_is_planned_with_its_own_flags() -> None:
     known = {"engine": "vllm", "version": "0.33.0", "gpu": H100, "shape": LLAMA_8B}
     facts = from_facts({**known, "flags": {"--gpu-memory-utilization": 0.5, "--max-model-len": 8192}})
