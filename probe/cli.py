@@ -60,8 +60,8 @@ COMMANDS = {
     "week, and how long before users felt it.",
     "plan": "Plan the memory of a server from its model, GPUs, engine and flags, or of a live one with --target: where "
     "it goes, what fits, what each lever would buy. Exits 0 when it fits, 1 when it does not or a --check missed.",
-    "flags": "Print an engine's flags in a version: kind, default, values, since when, and for those about the KV cache "
-    "what they do; or what changed between two versions, metrics included.",
+    "flags": "Print an engine's flags in a version: kind, default, values, since when, and for those about the KV "
+    "cache what they do; or what changed between two versions, metrics included.",
     "doctor": "Watch a server for a window (or read what is stored, or a Prometheus server), and tell what is wrong, "
     "how sure that is, what only looks the same, and what to change; lint its flags, list advisories of its version. "
     "Exits 0 when nothing is wrong, 1 with findings, 3 when too little was seen to say.",
