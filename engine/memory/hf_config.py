@@ -88,7 +88,7 @@ def _positions(values: HfValues) -> int | None:
     if positions is None or not isinstance(scaling, Mapping):
         return positions
     kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
-    if not isinstance(factor, (int, float)) or factor <= 1:
+    if not isinstance(factor, (int, float)) or not 1 < factor < 1e6:
         return positions
     if kind == "dynamic" or kind == "linear":
         return int(positions * factor)

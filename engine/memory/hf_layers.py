@@ -84,8 +84,8 @@ def _by_architecture(values: HfValues, count: int) -> list[str]:
     if family in _ALL_RECURRENT:
         return ["recurrent"] * count
     linear = values.raw("linear_attn_config")
-    if isinstance(linear, Mapping) and linear.get("full_attn_layers"):
-        full = set(linear["full_attn_layers"])  # counted from 1
+    if isinstance(linear, Mapping) and isinstance(linear.get("full_attn_layers"), list):
+        full = linear["full_attn_layers"]  # counted from 1
         return ["full" if i + 1 in full else "recurrent" for i in range(count)]
     if family == "kimi_linear" or values.raw("full_attention_interval") or family in ("qwen3_next",):
         return _every(values.optional("full_attention_interval", 4) or 4, count, "recurrent")
@@ -167,8 +167,10 @@ def _variable_groups(values: HfValues, blocks: list[Any]) -> tuple[LayerGroup, .
     q_heads, width = values.whole("num_attention_heads"), head_dim(values, "full")
     counts: Counter[int] = Counter()
     for block in blocks:
-        attention = block.get("attention", {}) if isinstance(block, Mapping) else {}
-        heads = attention.get("num_key_value_heads") or q_heads // (attention.get("n_heads_in_group") or q_heads)
+        attention = block.get("attention") if isinstance(block, Mapping) else None
+        attention = attention if isinstance(attention, Mapping) else {"no_op": True}
+        group = values.entry(attention, "n_heads_in_group", q_heads)
+        heads = values.entry(attention, "num_key_value_heads", max(1, q_heads // group))
         counts[0 if attention.get("no_op") or attention.get("replace_with_linear") else heads] += 1
     return tuple(
         LayerGroup(count, "full", heads, width) if heads else LayerGroup(count, "none")

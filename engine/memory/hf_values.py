@@ -56,6 +56,8 @@ FLAGS = {
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model", "decoder")
 _IDENTITY = ("num_hidden_layers", "hidden_size", "num_attention_heads")  # of a model's own size: never guessed
 
+_MOST_LAYERS, _MOST = 100_000, 10**12
+
 
 class HfValues:
     """One text model of a config. `config` is the whole, `text` the part that describes the decoder."""
@@ -117,12 +119,21 @@ class HfValues:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             flag = f"; give {FLAGS[key]}" if key in FLAGS else ""
             raise ConfigError(f"config.json: {key} must be a positive integer, found {value!r}{flag}")
+        if value > (_MOST_LAYERS if key == "num_hidden_layers" else _MOST):
+            raise ConfigError(f"config.json: {key} {value} is no size of a model; correct it")
         return value
 
     def switch(self, key: str, default: bool = False) -> bool:
         """A boolean."""
         value = self.raw(key)
         return default if value is None else bool(value)
+
+    def entry(self, group: Mapping[str, Any], key: str, default: int | None = None) -> int:
+        """A positive integer of a nested object; raises `ConfigError` naming the key."""
+        value = default if group.get(key) is None else group[key]
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST:
+            raise ConfigError(f"config.json: {key} must be a positive integer, found {value!r}")
+        return value
 
     def assume(self, sentence: str) -> None:
         """Notes what was filled in, once."""

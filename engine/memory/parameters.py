@@ -135,14 +135,16 @@ def _vision(values: HfValues, hidden: int) -> int:
         return 0
 
     def first(*names: str) -> int:
-        return next((int(vision[name]) for name in names if isinstance(vision.get(name), int)), 0)
+        return next(
+            (int(vision[name]) for name in names if isinstance(vision.get(name), int) and 0 < vision[name] < 10**9), 0
+        )
 
     width = first("hidden_size", "embed_dim", "width", "vt_hidden_size")
     layers = first("num_hidden_layers", "depth", "layers", "vt_num_hidden_layers")
     if not width or not layers:
         values.assume("the vision tower's size is not in the config; its weights are not counted")
         return 0
-    inner = first("intermediate_size", "vt_intermediate_size") or int(width * float(vision.get("mlp_ratio") or 4))
+    inner = first("intermediate_size", "vt_intermediate_size") or 4 * width
     gated = 3 if "silu" in str(vision.get("hidden_act", "")) else 2
     patch = first("patch_size") or 14
     tower = layers * (4 * width * width + gated * width * inner) + 3 * patch * patch * width

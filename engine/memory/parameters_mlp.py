@@ -61,18 +61,19 @@ def _dense_size(values: HfValues, index: int, family: str) -> int | None:
         return values.whole("intermediate_size_mlp")
     sizes = values.raw("intermediate_size")
     if isinstance(sizes, list) and len(sizes) > index:
-        return int(sizes[index])
+        return values.entry({"intermediate_size": sizes[index]}, "intermediate_size")
     blocks = values.raw("block_configs")
     if isinstance(blocks, list) and len(blocks) > index and isinstance(blocks[index], Mapping):
-        ffn = blocks[index].get("ffn") or {}
+        ffn = blocks[index].get("ffn")
+        ffn = ffn if isinstance(ffn, Mapping) else {}
         if ffn.get("no_op"):
             return 0
         multiple = ffn.get("ffn_mult")
-        if multiple:
+        if isinstance(multiple, (int, float)) and 0 < multiple < 1e6:
             wide = int(2 * multiple * values.whole("hidden_size") / 3)
             return -(-wide // 256) * 256
         if ffn.get("intermediate_size"):
-            return int(ffn["intermediate_size"])
+            return values.entry(ffn, "intermediate_size")
     if family == "lfm2" and values.switch("block_auto_adjust_ff_dim", True):
         wide = int(2 * values.whole("intermediate_size") / 3)
         multiple_of = values.optional("block_multiple_of") or 256

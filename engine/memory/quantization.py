@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.errors import ConfigError
 from engine.memory.hf_values import HfValues
 
 # How modules of a class are named in checkpoints; an exclusion that fits any of them excludes the class.
@@ -84,7 +85,7 @@ def _bits(config: Mapping[str, Any]) -> tuple[str, float | None, str]:
     method = str(config.get("quant_method") or config.get("quant_type") or "").lower().replace("-", "_")
     if method in ("awq", "gptq", "gptq_marlin", "awq_marlin", "auto_round", "intel/auto_round", "auto_awq"):
         name = "awq" if "awq" in method else "gptq" if "gptq" in method else "auto-round"
-        return name, *_grouped(int(config.get("bits") or config.get("w_bit") or 4), config, zeros=True)
+        return name, *_grouped(_whole(config, "bits", _whole(config, "w_bit", 4)), config, zeros=True)
     if method in ("fp8", "fbgemm_fp8", "ptpc_fp8"):
         return "fp8", 8.0, "fp8, one scale a tensor, channel or block"
     if method == "mxfp4":
@@ -100,9 +101,17 @@ def _bits(config: Mapping[str, Any]) -> tuple[str, float | None, str]:
         return _modelopt(config)
     if method in ("quark", "torchao", "hqq", "gguf", "quanto", "experts_int8", "eetq", "vptq", "aqlm", "exl2", "exl3"):
         bits = config.get("bits") or (8 if method in ("experts_int8", "eetq") else None)
-        return method, float(bits) if isinstance(bits, (int, float)) else None, f"{method} at {bits} bits"
-    bits = config.get("bits") or config.get("num_bits")
-    return method or "unknown", float(bits) if isinstance(bits, (int, float)) else None, f"{bits} bits by its config"
+    else:
+        bits = config.get("bits") or config.get("num_bits")
+    known = float(bits) if isinstance(bits, (int, float)) and 0 < bits <= 32 else None
+    return method or "unknown", known, f"{bits} bits by its config"
+
+
+def _whole(config: Mapping[str, Any], key: str, default: int) -> int:
+    value = config.get(key) or default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"config.json: {key} of quantization_config must be a positive integer, found {value!r}")
+    return value
 
 
 def _grouped(bits: int, config: Mapping[str, Any], *, zeros: bool, scale: int = 16) -> tuple[float, str]:
@@ -120,11 +129,11 @@ def _compressed_tensors(config: Mapping[str, Any]) -> tuple[str, float | None, s
     weights = first.get("weights") if isinstance(first, Mapping) else None
     if not isinstance(weights, Mapping) or not weights.get("num_bits"):
         return "compressed-tensors", None, "no bits named"
-    bits, kind = int(weights["num_bits"]), str(weights.get("type", "int"))
+    bits, kind = _whole(weights, "num_bits", 0), str(weights.get("type", "int"))
     if kind == "float" and bits == 8:
         return "fp8", 8.0, "fp8 by compressed-tensors"
     if kind == "float" and bits == 4:
-        group = int(weights.get("group_size") or 16)
+        group = _whole(weights, "group_size", 16)
         name = "mxfp4" if group == 32 else "nvfp4"
         return name, 4 + 8 / group, f"4 bits and an 8-bit scale for {group} weights"
     return f"w{bits}", *_grouped(bits, weights, zeros=not weights.get("symmetric", True))
@@ -135,7 +144,7 @@ def _modelopt(config: Mapping[str, Any]) -> tuple[str, float | None, str]:
     source: Mapping[str, Any] = inner if isinstance(inner, Mapping) else config
     algorithm = str(source.get("quant_algo") or config.get("quant_method") or "").upper()
     if "FP4" in algorithm:
-        group = int(source.get("group_size") or 16)
+        group = _whole(source, "group_size", 16)
         return "nvfp4", 4 + 8 / group, f"4 bits and an 8-bit scale for {group} weights"
     if "FP8" in algorithm:
         return "fp8", 8.0, "fp8 by ModelOpt"
@@ -147,7 +156,8 @@ def _modelopt(config: Mapping[str, Any]) -> tuple[str, float | None, str]:
 def _excluded(kind: str, config: Mapping[str, Any], values: HfValues) -> bool:
     inner = config.get("quantization")
     sources = [config, inner] if isinstance(inner, Mapping) else [config]
-    entries = [str(entry) for source in sources for key in _EXCLUDED for entry in source.get(key) or ()]
+    lists = [source.get(key) for source in sources for key in _EXCLUDED]
+    entries = [str(entry) for stated in lists if isinstance(stated, list) for entry in stated]
     index = values.num_layers // 2  # one in the middle stands for its class
     names = [name.format(i=index) for name in _MODULES[kind]]
     return any(_fits(entry, name) for entry in entries for name in names)

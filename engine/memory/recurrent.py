@@ -51,10 +51,10 @@ def recurrence_of(values: HfValues) -> Recurrence:
     """The sizes of the model's recurrent layers; raises `ConfigError` where the config does not tell them."""
     linear = values.raw("linear_attn_config")
     if isinstance(linear, Mapping):  # Kimi delta attention: q, k and v of every head, one matrix a head
-        heads, width = int(linear["num_heads"]), int(linear["head_dim"])
+        heads, width = values.entry(linear, "num_heads"), values.entry(linear, "head_dim")
         inner = heads * width
         return Recurrence(
-            "kda", 3 * inner, int(linear.get("short_conv_kernel_size", 4)), heads * width * width, inner, heads
+            "kda", 3 * inner, values.entry(linear, "short_conv_kernel_size", 4), heads * width * width, inner, heads
         )
     if values.optional("linear_num_value_heads"):
         keys = values.whole("linear_num_key_heads") * values.whole("linear_key_head_dim")

@@ -5,7 +5,10 @@ Sizes are those of the published config.json; parameters are those of the models
 
 from __future__ import annotations
 
+import copy
 import json
+import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +190,31 @@ def test_what_is_missing_or_wrong_is_named_with_the_flag_that_gives_it(changes: 
         model_shape({**LLAMA_8B, **changes})
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_mangled_config_escapes_as_anything_but_one_sentence(seed: int) -> None:
+    """Keys left out or of another kind, also in nested objects: a shape, or a `ConfigError`."""
+    chosen = random.Random(seed)
+    sources = [model_config(name)["config"] for name in model_names()] + [one["config"] for one in CONFIGS.values()]
+    values: tuple[Any, ...] = (None, 0, -1, 3, 2.5, "x", "8", True, [], {}, [1, 2], {"a": 1}, 10**30, math.nan)
+    shapes = 0
+    refusals: list[str] = []
+    for _ in range(150):
+        config = copy.deepcopy(chosen.choice(sources))
+        for part in (config, *(inner for inner in list(config.values()) if isinstance(inner, dict))):
+            key = chosen.choice(list(part) or [""])
+            if chosen.random() < 0.5:
+                part.pop(key, None)
+            elif chosen.random() < 0.5:
+                part[key] = copy.deepcopy(chosen.choice(values))
+        try:
+            shapes += model_shape(config).num_layers > 0
+        except ConfigError as error:
+            refusals.append(str(error))
+    assert shapes
+    assert refusals
+    assert not any("\n" in refusal for refusal in refusals)
 
 
 def test_an_architecture_without_known_keys_asks_for_dims() -> None:
