@@ -12,6 +12,7 @@ from runbooks.remedies.admission import fit_max_num_seqs
 from runbooks.remedies.elsewhere import steps_elsewhere
 from runbooks.remedies.fewer_bits import consider_eight_bits
 from runbooks.remedies.pool import UTILIZATION, more_pool, size
+from runbooks.remedies.reserve import keep_a_reserve
 from runbooks.wrong_way import WRONG_WAY
 
 
@@ -23,6 +24,7 @@ def advise(facts: TargetFacts) -> Recommendation:
         return steps_elsewhere(draft)
     after = more_pool(draft)
     fit_max_num_seqs(draft, after, after_change=after != before)
+    keep_a_reserve(draft, instead=True)
     consider_eight_bits(draft)
     refuse_less_pool(draft)
     if not draft.changes:

@@ -13,6 +13,7 @@ from runbooks.flags import default_of
 from runbooks.remedies.admission import context_that_fits, more_sequences
 from runbooks.remedies.elsewhere import steps_elsewhere
 from runbooks.remedies.pool import UTILIZATION
+from runbooks.remedies.reserve import admit_in_part
 
 ID = "head-of-line-block"
 THRESHOLD, WATERMARK, MOST_RESERVE = "--long-prefill-token-threshold", "--watermark", 0.05
@@ -33,6 +34,7 @@ def advise(facts: TargetFacts) -> Recommendation:
     if not more_sequences(draft):
         context_that_fits(draft)
         _smaller_reserve(draft)
+        admit_in_part(draft)
         _share_steps(draft)
     draft.refuse(UTILIZATION, None, "will not help much: blocks are free, the head asks for more at once than that")
     if not draft.changes:

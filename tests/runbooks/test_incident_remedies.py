@@ -351,3 +351,15 @@ def test_traffic_tells_whether_a_queue_waits_for_memory() -> None:
     assert not TrafficFacts(peak_waiting=3, kv_usage_peak=0.9).compute_bound
     assert not TrafficFacts(peak_waiting=0, kv_usage_peak=0.4).compute_bound
     assert not TrafficFacts(peak_waiting=3).compute_bound
+
+
+def test_what_else_would_do_is_named_beside_the_changes() -> None:
+    known = {"kv_cache_size_tokens": 76_640, "num_gpu_blocks": 4_791, "block_size": 16, "max_model_len": 262_144}
+    _, blocked = advise("head-of-line-block", version="0.19.1", traffic={"peak_running": 0}, **known)
+    assert flags(blocked)["--max-model-len"] == 76_640
+    assert alternative(blocked, "--scheduler-reserve-full-isl").to is False
+    _, older = advise("head-of-line-block", version="0.18.0", **known)
+    assert older.alternatives == ()
+    _, storm = advise("eviction-storm", traffic={"peak_running": 128, "tokens_per_request_peak": 6000}, **known)
+    assert flags(storm) == {"--max-num-seqs": 12}
+    assert alternative(storm, "--watermark").to == 0.05
