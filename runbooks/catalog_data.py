@@ -144,8 +144,12 @@ def overlay_dir() -> Path:
     """Where the user's own catalog files live: `KVONCALL_CATALOG`, else `catalog` in the data folder."""
     if configured := os.environ.get("KVONCALL_CATALOG"):
         return Path(configured)
-    data = os.environ.get("KVONCALL_DATA") or platformdirs.user_data_dir("kvoncall", appauthor=False)
-    return Path(data) / "catalog"
+    return Path(os.environ.get("KVONCALL_DATA") or _user_data_dir()) / "catalog"
+
+
+@functools.cache
+def _user_data_dir() -> str:
+    return platformdirs.user_data_dir("kvoncall", appauthor=False)
 
 
 @functools.cache

@@ -16,9 +16,15 @@ THIS = "this version"  # the engine is a part of this package
 
 
 @functools.cache
+def embedded_actions() -> tuple[argparse.Action, ...]:
+    """The actions of the embedded engine's parser, which takes milliseconds to build."""
+    return tuple(build_parser()._actions)
+
+
+@functools.cache
 def embedded_flags() -> frozenset[str]:
     """Every flag the embedded engine's parser takes, its `--no-` forms included."""
-    return frozenset(s for action in build_parser()._actions for s in action.option_strings if s.startswith("--"))
+    return frozenset(s for action in embedded_actions() for s in action.option_strings if s.startswith("--"))
 
 
 @functools.cache
@@ -29,7 +35,7 @@ def embedded_defaults() -> dict[str, Any]:
 
 def embedded_facts() -> Iterator[dict[str, Any]]:
     """The fields of `FlagFacts` for every flag, in the parser's order."""
-    for action in build_parser()._actions:
+    for action in embedded_actions():
         names = [s for s in action.option_strings if s.startswith("--") and not s.startswith("--no-")]
         if not names or isinstance(action, argparse._HelpAction):
             continue

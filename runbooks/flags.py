@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from engine.config import build_parser
 from runbooks.catalog_data import CatalogData, CatalogError, load, notes
-from runbooks.embedded_facts import EMBEDDED, embedded_defaults, embedded_flags
+from runbooks.embedded_facts import EMBEDDED, embedded_actions, embedded_defaults, embedded_flags
 from runbooks.flag_facts import (
     FlagFacts,
     all_flags,
@@ -131,7 +130,7 @@ def why_value_absent(engine: str, version: str | None, flag: str, value: Any) ->
     With an unknown version a value counts as existing if any release read has it.
     """
     if engine == EMBEDDED:
-        choices = next((a.choices for a in build_parser()._actions if flag in a.option_strings), None)
+        choices = next((a.choices for a in embedded_actions() if flag in a.option_strings), None)
         if choices is None or value in choices:
             return None
         return f"{flag} of the embedded engine takes no {value}; it takes {', '.join(map(str, choices))}"
