@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
 from engine.memory.capacity import CapacityPlan
+from engine.memory.deployment import Deployment
 from engine.memory.levers import levers
 from engine.memory.model_presets import gpu, gpu_names, model_config, model_names, model_preset
 from engine.memory.plan import plan
@@ -32,6 +33,11 @@ class Planned:
     plan: CapacityPlan
     live: Live | None = None
     advice: TemplateAdvice | None = None
+
+    @property
+    def deployment(self) -> Deployment:
+        """As given, or as the template changes it; defaults not filled in."""
+        return self.advice.deployment if self.advice else self.described.deployment
 
 
 def planned(options: argparse.Namespace) -> Planned:
@@ -89,7 +95,7 @@ def as_data(options: argparse.Namespace, made: Planned) -> dict[str, Any]:
                 "possible": lever.possible,
                 "why_not": lever.why_not,
             }
-            for lever in levers(made.plan.deployment)
+            for lever in levers(made.deployment)
         ]
     if options.attention_table:
         data["attention"] = [row.to_dict() for row in attention_table(made.plan.deployment.shape)]
@@ -110,7 +116,7 @@ def as_text(options: argparse.Namespace, made: Planned) -> str:
     if made.advice:
         sections.append(text.template_text(made.advice))
     if options.levers:
-        sections.append(text.levers_text(levers(made.plan.deployment)))
+        sections.append(text.levers_text(levers(made.deployment)))
     if options.attention_table:
         sections.append(text.attention_text(attention_table(made.plan.deployment.shape)))
     if options.compare:

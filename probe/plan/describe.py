@@ -273,16 +273,14 @@ def ranks_of(made: Deployment) -> int:
 
 def _gpu_notes(options: argparse.Namespace, made: Deployment) -> list[str]:
     ranks = ranks_of(made)
+    split = f"tp {made.tp} x pp {made.pp}" + ("" if made.enable_dp_attention else f" x dp {made.dp}")
     notes = []
     if options.gpus is not None and options.gpus < ranks:
-        raise ConfigError(
-            f"--gpus {options.gpus} are fewer than tp {made.tp} x pp {made.pp} x dp {made.dp} = {ranks}; "
-            "give more GPUs or less parallelism"
-        )
+        raise ConfigError(f"--gpus {options.gpus} are fewer than {split} = {ranks}; give more GPUs or less parallelism")
     if options.gpus is not None and options.gpus > ranks:
         replicas, idle = divmod(options.gpus, ranks)
         notes.append(
-            f"{options.gpus} GPUs are {replicas} replicas of {ranks} (tp {made.tp} x pp {made.pp} x dp {made.dp})"
+            f"{options.gpus} GPUs are {replicas} replicas of {ranks} ({split})"
             + (f" and {idle} idle" if idle else "")
             + f": the figures are of one replica; all together {replicas} times the tokens and requests"
         )
