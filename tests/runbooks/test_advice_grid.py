@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import importlib.util
 import random
 import re
@@ -17,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from runbooks import changes, gate
+from runbooks import catalog_data, changes, flag_facts, gate
+from runbooks import flags as runbook_flags
 from runbooks.facts import TargetFacts
 from runbooks.recommend import advised_runbooks, recommend
 
@@ -43,7 +45,11 @@ WITHOUT_FLAGS = {"target-missing", "kv-block-leak"}
 
 @pytest.fixture(autouse=True)
 def _only_the_packaged_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read once: an engine's file is looked at anew for every question, in case the user adds a version meanwhile."""
     monkeypatch.setenv("KVONCALL_CATALOG", str(tmp_path))
+    read = functools.cache(catalog_data.load)
+    for module in (flag_facts, runbook_flags):
+        monkeypatch.setattr(module, "load", read)
 
 
 def targets(version: str, count: int) -> list[TargetFacts]:
