@@ -169,7 +169,7 @@ def lint_shared_gpu(
                     "global-cap",
                     "error",
                     flag,
-                    f"{one.name} may use {_of_card(one.utilization, gpu)} and {_of_card(used, gpu)} are in use already: "
+                    f"{one.name} may use {_of_card(one.utilization, gpu)} and {_of_card(used, gpu)} are in use: "
                     "this version charges an instance for what others hold",
                     f"{one.name} {used + one.utilization:.2f} (the cumulative share), or a later version",
                     source,

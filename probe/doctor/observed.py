@@ -156,12 +156,13 @@ def from_store(store: Store, target: Target, seconds: float, now: float | None =
     metrics = _series_names()
     reach = max(span for rule in DEFAULT_RULES for span in rule.look_back_s.values())
     store.samples.flush()
-    samples = store.samples.recent(target.name, metrics, now - max(reach, seconds))
+    samples = [s for s in store.samples.recent(target.name, metrics, now - max(reach, seconds)) if s.ts <= now]
     answers = [s.ts for s in samples if s.metric == "up" and s.value >= 1 and s.ts >= now - seconds]
     attempts = [s.ts for s in samples if s.metric == "up" and s.ts >= now - seconds]
     if len(answers) < 2 or now - max(attempts) > 4 * target.scrape_interval_s + 2.0:
         return None
-    events = sorted(store.events.recent(None, target.name, LIFECYCLE_KINDS, now - reach), key=lambda e: (e.ts, e.id))
+    stored = store.events.recent(None, target.name, LIFECYCLE_KINDS, now - reach)
+    events = sorted((event for event in stored if event.ts <= now), key=lambda event: (event.ts, event.id))
     oldest = min(sample.ts for sample in samples)
     target = dataclasses.replace(target, facts=measured_facts(store, target, None))
     samples.sort(key=lambda sample: sample.ts)
@@ -177,7 +178,7 @@ def of_stored(store: Store, name: str, seconds: float | None, report: Progress) 
     if target is None:
         known = ", ".join(one.name for one in store.targets.list(active=None)) or "none is stored"
         raise TargetError(f"there is no target {name!r} ({known}); give http://host:port or a stored target's name")
-    found = from_store(store, target, seconds or STORED_S)
+    found = from_store(store, target, seconds or max(STORED_S * target.time_scale, DEFAULT_S))
     if found is not None:
         return found
     if target.source == "prometheus":

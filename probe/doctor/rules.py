@@ -14,7 +14,7 @@ from functools import cache
 from probe.alerts.evaluate import LIFECYCLE_KINDS, Outcome, View, evaluate
 from probe.alerts.expr import Derivative, Increase, leaves, with_times
 from probe.alerts.fit import UnfitError, fitted
-from probe.alerts.rule import QualitySignal, Rule, ValueSignal
+from probe.alerts.rule import QualitySignal, Rule, ValueSignal, scaled
 from probe.alerts.rules import DEFAULT_RULES
 from probe.dialects import load_dialect
 from probe.doctor.figures import Figures
@@ -37,7 +37,7 @@ def judge(figures: Figures, rules: Sequence[Rule] = DEFAULT_RULES) -> tuple[list
     """Every rule's outcome at the end of the window, and those that cannot be judged."""
     observed = figures.observed
     newest = max((sample.ts for sample in observed.samples), default=observed.until)
-    target = dataclasses.replace(observed.target, time_scale=1.0, created_at=0.0)
+    target = dataclasses.replace(observed.target, created_at=0.0)
     unseen = frozenset(event.id for event in observed.events if event.ts >= observed.since)
     lifecycle = [event for event in observed.events if event.kind in LIFECYCLE_KINDS]
     view = View(target, figures.window, lifecycle, newest, unseen)
@@ -49,7 +49,8 @@ def judge(figures: Figures, rules: Sequence[Rule] = DEFAULT_RULES) -> tuple[list
             skipped.append(NotJudged(rule.id, "needs rounds of a quality canary: `kvoncall quality`"))
             continue
         try:
-            fit = shortened(_fitted(rule.id, observed.target.engine, observed.version), span_s)
+            whole = scaled(_fitted(rule.id, target.engine, observed.version), target)
+            fit = shortened(whole, span_s)
         except UnfitError as error:
             skipped.append(NotJudged(rule.id, str(error)))
             continue
@@ -57,7 +58,7 @@ def judge(figures: Figures, rules: Sequence[Rule] = DEFAULT_RULES) -> tuple[list
         if outcome.verdict == "no_data":
             skipped.append(NotJudged(rule.id, outcome.coverage.removeprefix("no data: ")))
             continue
-        judged.append(Judged(fit, outcome, rule.window_s if rule.window_s > span_s else None))
+        judged.append(Judged(fit, outcome, whole.window_s if whole.window_s > span_s else None))
     return judged, skipped
 
 

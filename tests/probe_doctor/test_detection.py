@@ -262,3 +262,32 @@ def test_a_collapsed_hit_rate_is_judged_against_its_own_past(window: Callable[..
     diagnosis = diagnose(watched)
     assert top(diagnosis) == "prefix-hit-collapse"
     assert any(one.id == "prefix-hit-collapse" for one in diagnose(seen).examination.not_judged)
+
+
+@pytest.mark.parametrize(("time_scale", "expected"), [(1.0, None), (0.03, "head-of-line-block")])
+def test_a_drill_is_judged_at_its_own_pace(
+    window: Callable[..., Observed], time_scale: float, expected: str | None
+) -> None:
+    """A head that blocks for five seconds is an incident of a drill, and none of a server at true scale."""
+    from probe.store import Sample
+
+    seen = window(BUSY)
+    labels = {"engine": "0", "model_name": "m"}
+    samples = []
+    for turn in range(61):
+        blocked = turn > 50
+        figures = {
+            "requests_waiting": 5.0 if blocked else 0.0,
+            "requests_running": 3.0,
+            "kv_usage_ratio": 0.4,
+            "up": 1.0,
+        }
+        figures |= {"ttft_seconds_count": float(min(turn, 50)), "generation_tokens_total": 40.0 * turn}
+        figures |= {"requests_finished_total": float(min(turn, 50)), "prompt_tokens_total": 100.0 * min(turn, 50)}
+        ts = seen.until - 30 + 0.5 * turn
+        samples += [Sample("kept", name, {} if name == "up" else labels, ts, value) for name, value in figures.items()]
+    target = dataclasses.replace(seen.target, time_scale=time_scale, scrape_interval_s=0.5)
+    drill = dataclasses.replace(
+        seen, target=target, samples=samples, events=(), since=seen.until - 30, history_from=seen.until - 30
+    )
+    assert top(diagnose(drill)) == expected
