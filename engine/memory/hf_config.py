@@ -35,6 +35,8 @@ def model_shape(config: Mapping[str, Any], name: str = "") -> ModelShape:
             f"{values.architecture or 'the architecture'} is not known here; it is read by its standard keys as "
             + ("a decoder whose layers all cache every token" if set(kinds) == {"full"} else "the layers it names")
         )
+    if values.text.get("is_encoder_decoder") or values.config.get("is_encoder_decoder"):
+        values.assume("an encoder-decoder: its cross-attention and its encoder are not counted")
     counted = count_parameters(values, kinds)
     experts = values.optional("num_experts", 0) or 0
     quantization, dtype = quantization_of(values), dtype_of(values)

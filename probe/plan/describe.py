@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.memory.deployment import Deployment, Gpu
+from engine.memory.engines import engine_name, resolve_version
 from engine.memory.hf_config import model_shape, read_config, with_dims, with_dtype, with_quantization
 from engine.memory.model_presets import find_config, gpu, gpu_from_memory, read_model
 from engine.memory.plan import plan
@@ -19,9 +20,11 @@ from engine.memory.recurrent import DTYPE_BYTES
 from engine.memory.shape import LayerGroup, ModelShape
 from engine.memory.units import GIB, gib
 from probe.plan.options import LONGEST
+from runbooks.flags import nearest_version
 
 ASSUMED_LENGTH = 8192
 GPUS_PER_NODE = 8
+CATALOGED = ("vllm", "sglang", "tensorrt-llm", "tgi")
 _DIMS = {
     "layers": "num_hidden_layers",
     "kv_heads": "num_key_value_heads",
@@ -77,6 +80,7 @@ def describe(options: argparse.Namespace, base: Deployment | None = None) -> Des
     made = Deployment(shape=shape_of(options), **given) if base is None else replace(base, **given)
     if options.gpus is None:
         made = replace(made, num_gpus=ranks_of(made) if base is None else made.num_gpus)
+    notes.extend(_version_notes(made))
     notes.extend(_gpu_notes(options, made))
     if made.max_model_len == LONGEST:
         made = _longest(replace(made, max_model_len=None), notes)
@@ -264,6 +268,15 @@ def split_engine(text: str) -> tuple[str, str | None]:
             name, version = text.strip().split(mark, 1)
             return name.strip(), version.strip().removeprefix("v") or None
     return text.strip(), None
+
+
+def _version_notes(made: Deployment) -> list[str]:
+    """A version between known ones: which is the nearest (the plan itself tells of one beyond them)."""
+    engine = engine_name(made.engine)
+    if made.version is None or engine not in CATALOGED or resolve_version(engine, made.version)[1]:
+        return []
+    nearest, note = nearest_version(engine, made.version)
+    return [f"{engine} {made.version} is not a known version: planned as {nearest}, the nearest"] if note else []
 
 
 def ranks_of(made: Deployment) -> int:

@@ -19,7 +19,7 @@ from engine.memory.capacity import CapacityPlan
 from engine.memory.deployment import Deployment, Gpu
 from engine.memory.model_presets import read_model
 from engine.memory.shape import LayerGroup, ModelShape
-from probe.targets import find_server, look_at
+from probe.targets import TargetError, find_server, look_at
 from runbooks.facts import TargetFacts, from_facts
 from runbooks.facts_deployment import deployment_of
 
@@ -41,14 +41,21 @@ def read_live(options: argparse.Namespace, where: str) -> Live:
     """Asks the server at `where` (a stored target's name or a URL). Raises `TargetError` or `ConfigError`."""
     from probe.commands.output import open_store
 
+    stored: dict[str, Any] = {}
     if "://" in where:
-        name, url, stored = where, where.rstrip("/"), {}
+        name, url = where, where.rstrip("/")
     else:
         with open_store(options) as store:
             name, url = find_server(store, where)
             target = store.targets.get(name)
-            stored = dict(target.facts) if target else {}
-    look = look_at(url)
+            stored = {**target.facts, "engine": target.engine} if target else {}
+    try:
+        look = look_at(url)
+    except TargetError as error:
+        if not stored:
+            raise
+        live = live_of(options, name, stored)
+        return replace(live, notes=(f"planned from what was last read of {name}: {error}", *live.notes))
     return live_of(options, name, {**stored, **look.facts, **_asked(url, look.detection.engine)})
 
 

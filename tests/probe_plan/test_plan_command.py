@@ -239,6 +239,8 @@ def test_a_template_gives_flags_with_reasons_and_the_command(capsys: pytest.Capt
 def test_an_unknown_version_is_planned_as_the_nearest_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     data = planned(capsys, *ON_ONE[:6], "--engine", "vllm@9.9.9")
     assert any("9.9.9" in warning for warning in data["warnings"])
+    data = planned(capsys, *ON_ONE[:6], "--engine", "vllm@0.24.9")
+    assert any("planned as 0.24.0, the nearest" in note for note in data["notes"])
     data = planned(capsys, *ON_ONE[:6])
     assert any("no version" in warning for warning in data["warnings"])
 

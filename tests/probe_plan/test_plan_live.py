@@ -16,6 +16,8 @@ from engine.config import EngineConfig, ModelDims
 from engine.memory import plan_kv_cache
 from engine.memory.model_presets import model_config
 from probe.cli import main
+from probe.store import Store
+from probe.targets import attach_target
 
 BLOCKS = 28137  # what Llama-3.1-70B gets on four H100 with vLLM 0.33.0's defaults
 
@@ -119,6 +121,19 @@ def test_flags_given_beside_a_target_are_a_what_if(capsys: pytest.CaptureFixture
         on = ("--target", url, "--gpu", "H100-80GB", "--tp", "4")
         as_is, halved = planned(capsys, *on), planned(capsys, *on, "--kv-cache-dtype", "fp8")
     assert halved["kv_bytes_per_token"] * 2 == as_is["kv_bytes_per_token"]
+
+
+def test_a_stored_target_that_died_is_planned_from_what_was_last_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    where = ("--data-dir", str(tmp_path))
+    with server(vllm("meta-llama/Llama-3.1-70B-Instruct")) as url, Store.open(tmp_path) as store:
+        attach_target(store, f"prod={url}")
+        store.targets.set_facts("prod", {"model": "meta-llama/Llama-3.1-70B-Instruct", "max_model_len": 131072})
+    data = planned(capsys, "--target", "prod", "--gpu", "H100-80GB", "--tp", "4", *where)
+    assert measured(data, "KV blocks")["measured"] == BLOCKS
+    assert data["max_model_len"] == 131072
+    assert any("last read of prod" in note for note in data["notes"])
 
 
 def test_a_model_no_preset_describes_asks_for_its_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
