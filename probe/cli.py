@@ -3,8 +3,8 @@
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done and true, 1 the answer is no
 (a replay did not verify, an arm answers worse than its baseline, a leak was shown, a rule file has findings, a
 benchmarked kernel was wrong, a compiled one spills), 2 the command could not be carried out (one sentence says why),
-3 the isolation probe is inconclusive, 130 interrupted. `serve` has the engine's own codes (3 port in use, 12 out of
-memory). Rooms are imported when they are used, so that `kvoncall` itself answers at once.
+3 the isolation probe or the doctor cannot tell, 130 interrupted. `serve` has the engine's own codes (3 port in use,
+12 out of memory). Rooms are imported when they are used, so that `kvoncall` itself answers at once.
 """
 
 from __future__ import annotations

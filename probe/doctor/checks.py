@@ -95,10 +95,9 @@ def slow_tokens(scene: Scene) -> Iterator[Finding]:
 
 def hot_replica(scene: Scene) -> Iterator[Finding]:
     """One replica of several is full and has a queue, another has room."""
-    usage, waiting = scene.figures.by_engine("kv_usage_ratio"), scene.figures.by_engine("requests_waiting")
-    if len(usage) < 2:
+    means, waiting = scene.figures.usage_by_engine, scene.figures.by_engine("requests_waiting")
+    if len(means) < 2:
         return
-    means = {engine: sum(values) / len(values) for engine, values in usage.items()}
     hot, cold = max(means, key=lambda e: means[e]), min(means, key=lambda e: means[e])
     if means[hot] < FULL or means[cold] >= ROOMY or min(waiting.get(hot, [0.0])) < 1:
         return
@@ -119,9 +118,9 @@ def over_admission(scene: Scene) -> Iterator[Finding]:
     """More requests run than the pool can hold at their full length."""
     facts, each = scene.facts, scene.figures.request_tokens
     running, pool = scene.figures.most("requests_running"), facts.kv_cache_size_tokens
-    if each is None or running is None or not pool or running < 2 or running * each <= pool * _replicas(scene):
+    if each is None or running is None or not pool or running < 2 or running * each <= pool * scene.figures.replicas:
         return
-    fit = int(pool * _replicas(scene) / each)
+    fit = int(pool * scene.figures.replicas / each)
     preempted = scene.figures.grown("preemptions_total") or 0.0
     yield Finding(
         "over-admission",
@@ -244,10 +243,6 @@ def _mean(scene: Scene, histogram: str) -> Evidence:
     name, value = histogram.removesuffix("_seconds"), scene.figures.mean(histogram)
     text = "not exposed, or no request ended" if value is None else f"{value:.2f} s on average"
     return Evidence(name, text, value, window_s=scene.figures.window_s)
-
-
-def _replicas(scene: Scene) -> int:
-    return max(1, len(scene.figures.by_engine("requests_running")))
 
 
 CHECKS = (

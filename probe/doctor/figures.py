@@ -82,6 +82,16 @@ class Figures:
         values = max(found.values(), key=lambda one: sum(one) / len(one))
         return min(values), sum(values) / len(values), max(values)
 
+    @cached_property
+    def usage_by_engine(self) -> dict[str, float]:
+        """Mean KV usage of each replica."""
+        return {engine: sum(values) / len(values) for engine, values in self.by_engine("kv_usage_ratio").items()}
+
+    @cached_property
+    def replicas(self) -> int:
+        """Engines behind the page."""
+        return max(1, len(self.by_engine("requests_running")))
+
     def mean(self, histogram: str) -> float | None:
         """Mean of what a histogram observed in the window."""
         total, count = self.grown(f"{histogram}_sum"), self.grown(f"{histogram}_count")

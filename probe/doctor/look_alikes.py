@@ -49,10 +49,9 @@ def compute_bound(scene: Scene) -> LookAlike:
 
 def hot_replica(scene: Scene) -> LookAlike:
     """One replica full, others idle: a matter of routing."""
-    name, usage = "one hot replica: routing, not size", scene.figures.by_engine("kv_usage_ratio")
-    if len(usage) < 2:
+    name, means = "one hot replica: routing, not size", scene.figures.usage_by_engine
+    if len(means) < 2:
         return LookAlike(name, True, "there is one engine")
-    means = {engine: sum(values) / len(values) for engine, values in usage.items()}
     hot, cold = max(means, key=lambda e: means[e]), min(means, key=lambda e: means[e])
     alone = means[hot] >= FULL and means[cold] < ROOMY
     return LookAlike(name, not alone, f"engine {hot} {means[hot]:.1%} full, engine {cold} {means[cold]:.1%}")
@@ -64,7 +63,9 @@ def seats_taken(scene: Scene) -> LookAlike:
     running = scene.figures.most("requests_running")
     if seats is None or running is None:
         return LookAlike(name, None, "--max-num-seqs is not known: give it with --flags")
-    return LookAlike(name, running < seats * _replicas(scene), f"{running:,.0f} ran at most, --max-num-seqs is {seats}")
+    return LookAlike(
+        name, running < seats * scene.figures.replicas, f"{running:,.0f} ran at most, --max-num-seqs is {seats}"
+    )
 
 
 def long_answers(scene: Scene) -> LookAlike:
@@ -153,10 +154,6 @@ def speculation(scene: Scene) -> LookAlike:
     if config == "" and not scene.facts.flags.get("--max-num-seqs"):
         return LookAlike(name, None, "give the flags with --flags, or read vllm:spec_decode_num_accepted_tokens_total")
     return LookAlike(name, not config, "it is off" if not config else "it is on: compare accepted with drafted tokens")
-
-
-def _replicas(scene: Scene) -> int:
-    return max(1, len(scene.figures.by_engine("requests_running")))
 
 
 def _preempted(scene: Scene) -> LookAlike:
