@@ -45,6 +45,14 @@ def layer_kinds(values: HfValues) -> list[str]:
     """The kind of every layer, in order: a key of `KINDS`."""
     count = values.num_layers
     kinds = _stated(values, count) or _by_architecture(values, count)
+    crossed = values.raw("cross_attention_layers")
+    if isinstance(crossed, list):
+        values.assume(f"{len(crossed)} layers attend to images only; what they cache of images is not counted")
+        kinds = ["none" if i in crossed else kind for i, kind in enumerate(kinds)]
+    if values.switch("use_cla"):  # Hunyuan: of each few layers the first keeps KV for all
+        every = values.optional("cla_share_factor", 2) or 2
+        values.assume(f"one layer in {every} keeps KV, the others read it (cla_share_factor)")
+        kinds = ["none" if i % every else kind for i, kind in enumerate(kinds)]
     shared = values.optional("num_kv_shared_layers", 0) or 0
     if shared:
         values.assume(f"the last {shared} layers read the KV of earlier ones and keep none (num_kv_shared_layers)")

@@ -20,7 +20,15 @@ ALIASES = {
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "kv_n_heads"),
     "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
-    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "block_ff_dim"),
+    "intermediate_size": (
+        "intermediate_size",
+        "n_inner",
+        "ffn_dim",
+        "ffn_hidden_size",
+        "d_ff",
+        "block_ff_dim",
+        "hidden_dim",
+    ),
     "vocab_size": ("vocab_size", "padded_vocab_size", "n_vocab"),
     "max_position_embeddings": (
         "max_position_embeddings",
@@ -66,7 +74,10 @@ class HfValues:
         self.config = config
         self.text = _text_part(config)
         self.nested = self.text is not config
-        self.model_type = str(self.text.get("model_type") or config.get("model_type") or "").lower()
+        named = config.get("architectures") or self.text.get("architectures")
+        self._class = str(named[0]) if isinstance(named, list) and named else ""
+        stated = str(self.text.get("model_type") or config.get("model_type") or "").lower()
+        self.model_type = stated or _type_of_class(self._class)
         self.defaults: Mapping[str, Any] = _defaults_of(self.model_type)
         self.known = bool(self.defaults)
         self.assumptions: list[str] = []
@@ -76,8 +87,7 @@ class HfValues:
     @property
     def architecture(self) -> str:
         """The first of `architectures`, or the model type."""
-        names = self.config.get("architectures") or self.text.get("architectures")
-        return str(names[0]) if isinstance(names, list) and names else self.model_type
+        return self._class or self.model_type
 
     def raw(self, key: str, default: Any = None) -> Any:
         """The value under any of its names, as it stands; a default of the model's class, else `default`."""
@@ -186,6 +196,13 @@ _SAME = {
 
 def _defaults_of(model_type: str) -> Mapping[str, Any]:
     return _all_defaults().get(_SAME.get(model_type, model_type), {})
+
+
+def _type_of_class(architecture: str) -> str:
+    """ "Gemma3ForCausalLM" -> "gemma3": the model type of a config that names only its class."""
+    name = architecture.split("For", 1)[0].lower()
+    types = (*_all_defaults(), *_SAME)
+    return next((known for known in types if known.replace("_", "") == name), "")
 
 
 def family_of(model_type: str) -> str:

@@ -131,6 +131,37 @@ def test_layers_that_read_anothers_kv_keep_none() -> None:
     assert any("num_kv_shared_layers" in sentence for sentence in shape.assumptions)
 
 
+def test_layers_that_share_or_cross_keep_none() -> None:
+    shared = model_shape({**LLAMA_8B, "use_cla": True, "cla_share_factor": 2})
+    assert [(g.count, g.attention) for g in shared.layers] == [(16, "full"), (16, "none")]
+    crossed = model_shape({**LLAMA_8B, "cross_attention_layers": [3, 8, 13]})
+    assert [(g.count, g.attention) for g in crossed.layers] == [(29, "full"), (3, "none")]
+    assert any("images" in sentence for sentence in crossed.assumptions)
+
+
+def test_a_class_alone_tells_the_model_type() -> None:
+    config = {key: value for key, value in model_config("Gemma-2-9B")["config"].items() if key != "model_type"}
+    shape = model_shape(config)
+    assert shape.layers == model_preset("Gemma-2-9B").layers
+    assert not any("not known here" in sentence for sentence in shape.assumptions)
+
+
+def test_mistrals_own_names() -> None:
+    params = {
+        "dim": 4096,
+        "n_layers": 32,
+        "n_heads": 32,
+        "n_kv_heads": 8,
+        "head_dim": 128,
+        "hidden_dim": 14336,
+        "vocab_size": 32768,
+        "max_seq_len": 32768,
+        "tied_embeddings": False,
+        "tie_word_embeddings": False,
+    }
+    assert model_shape(params).parameters == model_preset("Mistral-7B-v0.3").parameters
+
+
 def test_variable_kv_heads_of_searched_architectures() -> None:
     blocks = [{"attention": {"n_heads_in_group": 8, "no_op": i % 2 == 1}, "ffn": {"ffn_mult": 2.5}} for i in range(8)]
     shape = model_shape({**LLAMA_8B, "num_hidden_layers": 8, "block_configs": blocks, "model_type": "nemotron-nas"})
