@@ -13,6 +13,7 @@ from typing import Any
 from engine.config import ModelDims, flag_of
 from engine.memory import NULL_BLOCKS, kv_bytes_per_block, kv_bytes_per_token
 from runbooks.engine_names import flag_for
+from runbooks.flags import why_absent
 
 _NUMBERS = {
     "gpu_memory_utilization": float,
@@ -29,16 +30,20 @@ _WORDS = ("prefix_caching_hash_algo", "mamba_cache_mode")
 def read_labels(facts: Mapping[str, Any], given: Mapping[str, Any], dims: ModelDims | None) -> dict[str, Any]:
     """Fields of `TargetFacts` from the labels at top level, or under "cache_config_info".
 
-    given: flags that are known from elsewhere; they win over labels.
+    given: flags that are known from elsewhere; they win over labels. A label that is no flag of the version, as some
+    fields of the configuration outlive theirs, is left out.
     """
     nested = facts.get("cache_config_info")
     labels: Mapping[str, Any] = nested if isinstance(nested, Mapping) else facts
     block_size, blocks = whole(labels.get("block_size")), whole(labels.get("num_gpu_blocks"))
-    flags = {**_flags(labels, block_size), **given}
-    engine = str(facts.get("engine", "vllm"))
+    engine, version = str(facts.get("engine", "vllm")), facts.get("version")
+    told = _flags(labels, block_size)
+    if version is not None:
+        told = {flag: value for flag, value in told.items() if why_absent(engine, version, flag) is None}
+    flags = {**told, **given}
     return {
         "engine": engine,
-        "version": facts.get("version"),
+        "version": version,
         "flags": flags,
         "dims": dims,
         "block_size": block_size,

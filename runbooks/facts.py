@@ -158,6 +158,13 @@ class TargetFacts:
         return self.num_gpu_blocks * self.kv_bytes_per_block
 
     @property
+    def lengths_known(self) -> bool:
+        """Whether anything was measured of the requests' lengths."""
+        traffic = self.traffic
+        means = (traffic.prompt_tokens_mean, traffic.output_tokens_mean)
+        return traffic.tokens_per_request_peak is not None or None not in means
+
+    @property
     def request_tokens(self) -> tuple[int | None, str]:
         """Tokens one request needs at its end, and where that figure comes from."""
         traffic = self.traffic

@@ -53,6 +53,9 @@ _NEEDS: dict[str, _Need] = {
     ),
 }
 
+# Formats that only the Triton kernels of vLLM read.
+_TRITON_ONLY = ("int4_per_token_head", "int8_per_token_head", "fp8_per_token_head", "turboquant_", "octave_")
+
 # (multiple, largest) of the block sizes a backend's kernels take.
 _BLOCKS: dict[str, tuple[int, int | None]] = {
     "flash": (16, None),
@@ -101,6 +104,8 @@ def why_not_on(
         return "fp8_inc is for Intel Gaudi; this is an NVIDIA GPU"
     if name == E5M2:
         return _why_not_e5m2(sm, checkpoint_quantization, backend, engine, mla)
+    if engine == "vllm" and name.startswith(_TRITON_ONLY) and (problem := _why_not_triton(name, backend, mla)):
+        return problem
     if sm is None:
         return None
     if name in E4M3_NAMES:
@@ -210,6 +215,12 @@ def _why_not_e5m2(
     if engine == "vllm" and mla:
         return "MLA backends keep latents in 16 bits or e4m3, not in e5m2"
     return None
+
+
+def _why_not_triton(name: str, backend: str, mla: bool | None) -> str | None:
+    if "flash" in backend or "cutlass" in backend:
+        return f"{name} is read by vLLM's Triton kernels, and the {backend.upper()} backend is chosen"
+    return f"{name} keeps keys and values of heads; this model keeps latents" if mla else None
 
 
 def _dotted(sm: Capability) -> str:

@@ -7,6 +7,8 @@ from runbooks.engine_names import flag_for, metric_for, no_preemptions_query
 from runbooks.facts import TargetFacts
 from runbooks.remedies.pool import requests_held
 
+PREEMPTING = ("eviction-storm", "offload-resume-deadlock", "preemption-livelock", "slow-after-retraction")
+
 
 def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: bool) -> None:
     """Proposes --max-num-seqs = what the pool holds at the requests' length, when that is less than now.
@@ -20,6 +22,10 @@ def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: boo
         draft.lacks("the pool's size in tokens" if pool_tokens is None else "the requests' length in tokens")
         return
     held = requests_held(pool_tokens, need, facts.block_size)
+    if not facts.lengths_known and draft.runbook not in PREEMPTING:
+        draft.lacks("the requests' length in tokens: by the context length alone it would be cut too far")
+        draft.refuse(flag, held, f"not by --max-model-len alone: {held} of {need} tokens fit, and requests are shorter")
+        return
     now = facts.max_num_seqs
     pool = f"pool of {pool_tokens} tokens{' after the change' if after_change else ''}"
     sum_ = f"floor({pool_tokens} / {need}) = {held} requests of {need} tokens ({source}, whole blocks)"
@@ -49,9 +55,6 @@ def fit_max_num_seqs(draft: Draft, pool_tokens: int | None, *, after_change: boo
         verify=f"{no_preemptions_query(facts.engine, facts.version)} and "
         f"{metric_for(facts.engine, 'vllm:num_requests_running')} <= {held}",
     )
-
-
-PREEMPTING = ("eviction-storm", "offload-resume-deadlock", "preemption-livelock", "slow-after-retraction")
 
 
 def _may_run(facts: TargetFacts, runbook: str) -> int | None:

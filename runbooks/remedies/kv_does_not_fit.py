@@ -44,6 +44,9 @@ def advise(facts: TargetFacts) -> Recommendation:
     if now.fits:
         draft.refuse(flag_for(facts.engine, LENGTH), now.max_model_len, f"not needed: {_holds(now)}")
         return draft.done(f"By these numbers it fits: {_holds(now)}. Compare them with the start-up log")
+    if now.margin_bytes >= 0:  # the pool would do, but cannot be taken
+        draft.step("See the runbook shared-gpu-memory: what others hold has to go, or this pool gets smaller")
+        return draft.done(_short(now))
     pool_by_hand = facts.flags.get(EXPLICIT_POOL) is not None or facts.flags.get(BLOCKS_OVERRIDE) is not None
     solved = _larger_pool_by_hand(draft, now) if pool_by_hand else _more_room(draft, deployment, now)
     if not solved and now.largest_model_len < 1 and not pool_by_hand:
@@ -71,6 +74,8 @@ def _holds(now: CapacityPlan) -> str:
 
 
 def _short(now: CapacityPlan) -> str:
+    if now.margin_bytes >= 0:
+        return now.reasons[0][:1].upper() + now.reasons[0][1:]
     if now.kv_cache_bytes <= 0:
         return f"{size(-now.kv_cache_bytes)} are missing before the first block"
     return (
@@ -90,7 +95,10 @@ def _as_measured(facts: TargetFacts, deployment: Deployment, now: CapacityPlan) 
 def _most(deployment: Deployment) -> float:
     """The largest utilization that leaves something outside the budget."""
     device = deployment.gpu.memory_bytes if deployment.gpu else 0
-    return math.floor(min(MOST, 1 - LEAST_RESERVE / device) * 100) / 100 if device else MOST
+    if not device:
+        return MOST
+    taken = max(LEAST_RESERVE, deployment.other_processes_bytes)
+    return math.floor(min(MOST, 1 - taken / device) * 100) / 100
 
 
 def _more_room(draft: Draft, deployment: Deployment, now: CapacityPlan) -> bool:

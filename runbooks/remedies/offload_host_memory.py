@@ -46,11 +46,16 @@ def advise(facts: TargetFacts) -> Recommendation:
         _total(draft, budget, ranks, said)
     elif facts.engine == TENSORRT_LLM:
         _tensorrt_llm(draft, budget, ranks, said)
+    shared = f"{size(budget)} to {_ranks(ranks)}"
     draft.refuse("--cpu-offload-gb", None, "another thing: it keeps weights in host memory, per GPU, no KV")
     if not draft.changes:
-        return draft.done(f"The host can give {size(budget)} to {ranks} ranks together; set the tier by the steps")
+        return draft.done(f"The host can give {shared}; set the tier by the steps")
     change = draft.changes[0]
-    return draft.done(f"The host can give {size(budget)} to {ranks} ranks together: {change.flag} {change.to}")
+    return draft.done(f"The host can give {shared}: {change.flag} {change.to}")
+
+
+def _ranks(count: int) -> str:
+    return "its one rank" if count == 1 else f"{count} ranks together"
 
 
 def _total(draft: Draft, budget: int, ranks: int, said: str) -> None:
@@ -71,7 +76,7 @@ def _total(draft: Draft, budget: int, ranks: int, said: str) -> None:
     draft.propose(
         TOTAL,
         to,
-        why=f"{said} = {size(budget)}; the flag is the sum over {ranks} ranks, {to / ranks:.1f} GiB each.",
+        why=f"{said} = {size(budget)}; the flag is the sum over ranks: {to / ranks:.1f} GiB on each of {ranks}.",
         expected=f"{float(now) - to:.0f} GiB of host memory free again",
         cost=f"the tier keeps {to / float(now):.0%} of what it was meant to",
         verify=ALIVE,

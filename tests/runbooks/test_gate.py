@@ -173,6 +173,9 @@ def test_later_changes_are_judged_with_the_earlier_ones_made() -> None:
         ("10.0", "nvfp4", {}, True),
         ("12.0", "nvfp4", {}, False),  # vLLM's kernels are for 10.x
         ("12.0", "nvfp4", {"engine": "sglang"}, True),
+        ("9.0", "int8_per_token_head", {"attention_backend": "FLASH_ATTN"}, False),
+        ("9.0", "int8_per_token_head", {"attention_backend": "TRITON_ATTN"}, True),
+        ("9.0", "int8_per_token_head", {"mla": True}, False),
         ("9.0", "fp8_inc", {}, False),
         (None, "fp8", {}, True),
         ("8.0", "auto", {}, True),
@@ -214,6 +217,8 @@ def test_labels_of_a_real_server_are_read_in_full() -> None:
     assert facts.flags["--kv-offloading-size"] is None
     assert facts.flags["--block-size"] == 32
     assert facts.flags["--prefix-cache-retention-interval"] == 0
+    outlived = {**LABELS, "calculate_kv_scales": "False"}  # a field still, and no flag since 0.28.0
+    assert "--calculate-kv-scales" not in from_facts({"version": "0.32.0", "cache_config_info": outlived}).flags
     sized = {**LABELS, "num_gpu_blocks_override": "None", "user_specified_block_size": "False",
              "kv_cache_size_tokens": "1504"}  # fmt: skip
     other = from_facts({"cache_config_info": sized})

@@ -87,6 +87,25 @@ def test_what_fits_is_left_alone_and_what_is_unknown_is_asked_for() -> None:
     assert flags(by_log) == {"--max-model-len": 16_384}
 
 
+def test_what_others_hold_is_no_matter_of_this_page() -> None:
+    _, advice = advise("kv-does-not-fit", gpu=H100, shape=QWEN_7B, other_processes_bytes=40 * GIB,
+                       flags={"--max-model-len": 8192, "--gpu-memory-utilization": 0.9})  # fmt: skip
+    assert advice.changes == ()
+    assert "ther processes leave" in advice.summary
+    assert any("shared-gpu-memory" in step for step in advice.steps)
+
+
+def test_without_lengths_the_context_alone_does_not_cut_the_batch() -> None:
+    known = {"kv_cache_size_tokens": 300_000, "max_model_len": 131_072, "max_num_seqs": 256}
+    _, advice = advise("capacity-misjudged", traffic={"peak_running": 40}, **known)
+    assert advice.changes == ()
+    assert "requests are shorter" in refused(advice, "--max-num-seqs")
+    _, measured = advise(
+        "capacity-misjudged", traffic={"prompt_tokens_mean": 3000.0, "output_tokens_mean": 1000.0}, **known
+    )
+    assert flags(measured) == {"--max-num-seqs": 50}  # 1.5 x 4,000 tokens each
+
+
 def test_sglang_gets_its_static_fraction() -> None:
     gpu = Gpu("L4-24GB", int(22.05 * GIB), (8, 9))
     _, advice = advise(
