@@ -78,6 +78,7 @@ def examine(figures: Figures, facts: TargetFacts) -> Examination:
 
 def _of_rule(scene: Scene, one: Judged) -> Finding:
     rule, outcome = one.rule, one.outcome
+    scene = Scene(scene.figures.ending(rule.window_s), scene.facts)
     look_alikes = tuple(tell(scene) for tell in DIFFERENTIALS.get(rule.id, ()))
     confidence, why = _confidence(scene, one, look_alikes)
     value = Evidence(

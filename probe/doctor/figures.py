@@ -5,6 +5,7 @@ By engine (the replica's label) or over the whole target. A figure that was not 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import cached_property
 from typing import Any
@@ -18,12 +19,21 @@ from probe.doctor.observed import Observed
 class Figures:
     """What one window shows."""
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: Observed, window: Window | None = None) -> None:
         self.observed = observed
         self.window_s = observed.window_s
-        self.window = Window({sample.metric: math.inf for sample in observed.samples})
-        self.window.add(observed.samples)
+        if window is None:
+            window = Window({sample.metric: math.inf for sample in observed.samples})
+            window.add(observed.samples)
+        self.window = window
         self._since, self._until = observed.since, observed.until
+
+    def ending(self, seconds: float) -> Figures:
+        """The same of the end of the window."""
+        if seconds >= self.window_s:
+            return self
+        shorter = dataclasses.replace(self.observed, since=self.observed.until - seconds)
+        return Figures(shorter, self.window)
 
     def grown(self, metric: str, **labels: str) -> float | None:
         """Growth of a counter in the window over all series that carry the labels."""
