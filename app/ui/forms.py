@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import streamlit as st
 
+AUTHOR = "author"
+
 
 def author_field() -> str:
-    """The operator's name, kept for this browser session."""
-    name = st.text_input("Your name", str(st.session_state.get("operator", "")), key="author")
+    """The operator's name, kept for this browser session; callbacks read it as `st.session_state[AUTHOR]`."""
+    st.session_state.setdefault(AUTHOR, st.session_state.get("operator", ""))
+    name = st.text_input("Your name", key=AUTHOR)
     st.session_state["operator"] = name
     return name
 

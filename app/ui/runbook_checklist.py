@@ -10,6 +10,7 @@ import streamlit as st
 
 from app.runtime import get_runtime
 from app.ui import words
+from app.ui.forms import AUTHOR
 from app.ui.guard import sentence
 from app.ui.runbook_subject import Subject
 from probe.store import StoreError, Tick
@@ -54,7 +55,7 @@ def _one_line(part: str) -> str:
     return "" if first.lstrip().startswith(("|", "```")) else " ".join(first.split())
 
 
-def show_checklist(runbook: Runbook, subject: Subject, author: str) -> None:
+def show_checklist(runbook: Runbook, subject: Subject) -> None:
     """A box a step, with who ticked it last; a change is kept at once."""
     steps = steps_of(runbook)
     ticks = get_runtime().store.notes.checklist(subject.about, subject.key)
@@ -67,25 +68,24 @@ def show_checklist(runbook: Runbook, subject: Subject, author: str) -> None:
         if step.section != section:
             section = step.section
             st.caption(section)
-        show_step(step, subject, author, ticks)
+        show_step(step, subject, ticks)
 
 
-def show_step(step: Step, subject: Subject, author: str, ticks: Mapping[str, Tick]) -> None:
+def show_step(step: Step, subject: Subject, ticks: Mapping[str, Tick]) -> None:
     """The box shows what the store says, also after somebody else ticked."""
     tick = ticks.get(step.id)
     key = f"step-{subject.about}-{subject.key}-{step.id}"
     st.session_state[key] = tick is not None and tick.done
-    st.checkbox(step.text, key=key, on_change=_change, args=(key, step, subject, author))
+    st.checkbox(step.text, key=key, on_change=_change, args=(key, step, subject))
     if tick is not None:
         verb = "done" if tick.done else "taken back"
         changed = "" if tick.text == step.text else f" The step read otherwise then: {tick.text}"
         st.caption(words.plain(f"{verb} by {tick.author}, {words.clock(tick.at)}.{changed}"))
 
 
-def _change(key: str, step: Step, subject: Subject, author: str) -> None:
+def _change(key: str, step: Step, subject: Subject) -> None:
+    author, done = str(st.session_state[AUTHOR]), bool(st.session_state[key])
     try:
-        get_runtime().store.notes.tick(
-            subject.about, subject.key, step.id, text=step.text, author=author, done=bool(st.session_state[key])
-        )
+        get_runtime().store.notes.tick(subject.about, subject.key, step.id, text=step.text, author=author, done=done)
     except StoreError as error:
         st.session_state[_TROUBLE] = sentence(error)

@@ -8,6 +8,7 @@ import streamlit as st
 
 from app.runtime import get_runtime
 from app.ui import words
+from app.ui.forms import AUTHOR
 from app.ui.guard import guarded, sentence
 from app.ui.runbook_subject import Subject
 from probe.store import Note, StoreError
@@ -15,7 +16,7 @@ from probe.store import Note, StoreError
 _TEXT, _TROUBLE = "note-text", "note-trouble"
 
 
-def show_notes(subjects: Sequence[Subject], author: str) -> None:
+def show_notes(subjects: Sequence[Subject]) -> None:
     """Notes about each subject, newest first, and the field for a new one about the first."""
     for subject in subjects:
         notes = get_runtime().store.notes.list(subject.about, subject.key)
@@ -27,7 +28,7 @@ def show_notes(subjects: Sequence[Subject], author: str) -> None:
     if len(names) > 1:
         chosen = st.segmented_control("About", list(names), default=chosen, required=True, key="note-about") or chosen
     st.text_area("New note", key=_TEXT, height=90, placeholder="what the next person on call should know")
-    st.button("Add note", icon=":material/note_add:", key="note-add", on_click=_add, args=(names[chosen], author))
+    st.button("Add note", icon=":material/note_add:", key="note-add", on_click=_add, args=(names[chosen],))
     if trouble := st.session_state.pop(_TROUBLE, None):
         st.error(words.plain(trouble))
 
@@ -50,9 +51,10 @@ def show_note(note: Note) -> None:
                     st.text(version.text)
 
 
-def _add(subject: Subject, author: str) -> None:
+def _add(subject: Subject) -> None:
+    author, text = str(st.session_state[AUTHOR]), str(st.session_state[_TEXT])
     try:
-        get_runtime().store.notes.add(subject.about, subject.key, author=author, text=st.session_state[_TEXT])
+        get_runtime().store.notes.add(subject.about, subject.key, author=author, text=text)
     except StoreError as error:
         st.session_state[_TROUBLE] = sentence(error)
     else:

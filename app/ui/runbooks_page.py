@@ -76,10 +76,10 @@ def show_team(runbook: Runbook, context: Context) -> None:
         st.expander("Checklist and team notes" if incident else "Team notes", key="team", on_change="rerun"),
         guarded(),
     ):
-        author = author_field()
+        author_field()
         if incident is not None:
-            show_checklist(runbook, incident, author)
-        show_notes(subjects, author)
+            show_checklist(runbook, incident)
+        show_notes(subjects)
 
 
 def without_title(markdown: str) -> str:
