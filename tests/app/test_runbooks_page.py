@@ -261,14 +261,18 @@ def test_a_note_edited_by_two_is_not_overwritten(seeded: Store, use: Use) -> Non
 
 
 def test_what_is_known_of_the_targets_version_and_the_change_to_take_along(
-    seeded: Store, use: Use, open_page: Open
+    store: Store, use: Use, open_page: Open, fire: Open
 ) -> None:
+    now = time.time()
     info = {"block_size": "16", "num_gpu_blocks": "1000", "gpu_memory_utilization": "0.8", "cache_dtype": "auto"}
     facts = {"version": "0.10.2", "cache_config_info": info, "max_model_len": 4096, "model": "Llama-3.1-8B"}
-    seeded.targets.upsert("embedded", url="http://127.0.0.1:1", kind="external", engine="vllm", flags=[])
-    seeded.targets.set_facts("embedded", {**facts, "gpu": "L4-24GB"})
-    use(seeded)
-    page = open_page("runbooks", runbook="eviction-storm", alert=str(seeded.alerts.active()[0].id))
+    facts["gpu"] = "L4-24GB"
+    store.targets.upsert("gpu-7", url="http://127.0.0.1:1", kind="external", engine="vllm", facts=facts)
+    running = (("requests_running", 5.0), ("requests_waiting", 2.0))
+    store.samples.write([Sample("gpu-7", metric, {"engine": "0"}, now - 30, value) for metric, value in running])
+    fire(store, "gpu-7", now)
+    use(store)
+    page = open_page("runbooks", runbook="eviction-storm", alert=str(store.alerts.active()[0].id))
     page.assert_calm()
     advisories = next(table for table in page.tables if "advisory" in table.columns)
     assert "vllm#25787 (bug)" in set(advisories["advisory"])
@@ -279,13 +283,13 @@ def test_what_is_known_of_the_targets_version_and_the_change_to_take_along(
     assert "**Risk:**" in page.text
     assert "14448 tokens at 131072 bytes each" in page.text
     command = "vllm serve M --gpu-memory-utilization 0.8 --api-key $KEY"
-    page.at.text_area(key="command-embedded").set_value(command).run()
+    page.at.text_area(key="command-gpu-7").set_value(command).run()
     assert "-  --gpu-memory-utilization 0.8" in page.at.code[-1].value
     page.at.segmented_control(key="form").set_value("helm").run()
     page.assert_calm()
     values = yaml.safe_load(page.at.code[-1].value)["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]["extraArgs"]
     assert "--api-key" in values
     assert values[values.index("--gpu-memory-utilization") + 1] != "0.8"
-    page.at.text_area(key="command-embedded").set_value('vllm "serve').run()
+    page.at.text_area(key="command-gpu-7").set_value('vllm "serve').run()
     page.assert_calm()
     assert len(page.errors) == 1
