@@ -8,6 +8,7 @@ so that any block serves any table.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -16,6 +17,7 @@ from engine.memory.shape import LayerGroup
 from engine.memory.slots import head_block_bytes, latent_block_bytes
 
 GROWING = ("full", "latent")  # what keeps all tokens
+SMALLEST_BLOCK = 16  # tokens of the smallest block that attention kernels take
 _PAD_INSTEAD = 1.5  # vLLM: kinds of nearly as many layers are padded to the larger number, others split by the smaller
 
 
@@ -26,6 +28,19 @@ class LayerKind:
     group: LayerGroup
     count: int
     kv_format: str
+
+    @property
+    def key(self) -> tuple[LayerGroup, str]:
+        """Equal for layers whose pages and tables are equal."""
+        return replace(self.group, count=1), self.kv_format
+
+
+def merged(kinds: Iterable[LayerKind]) -> list[LayerKind]:
+    """Equal kinds as one, in the order in which they first appear: a draft's layers may be those of its target."""
+    counts: dict[tuple[LayerGroup, str], int] = {}
+    for kind in kinds:
+        counts[kind.key] = counts.get(kind.key, 0) + kind.count
+    return [LayerKind(replace(group, count=count), count, kv) for (group, kv), count in counts.items()]
 
 
 @dataclass(frozen=True)
@@ -148,35 +163,53 @@ def two_pools(kinds: list[LayerKind], block_size: int, rank: Rank, window_share:
     return replace(layout, bytes_per_block=layout.bytes_per_block + ceil(extra * window_share))
 
 
-def shared_pool(kinds: list[LayerKind], block_size: int, rank: Rank, *, in_flight: int, state_blocks: int) -> Layout:
-    """vLLM's hybrid cache. in_flight: tokens of the batches in progress. state_blocks: blocks of a recurrent state.
+def shared_pool(
+    kinds: list[LayerKind],
+    held: list[LayerKind],
+    block_size: int,
+    rank: Rank,
+    *,
+    in_flight: int,
+    state_blocks: int,
+    window_page: int = 0,
+) -> Layout:
+    """vLLM's hybrid cache. kinds: of the whole model, which decide the tables. held: of the stage, which decide what a
+    block takes there. in_flight: tokens of the batches in progress. state_blocks: blocks of a recurrent state.
 
-    The block size grows until an attention page holds a recurrent layer's state.
+    The block size grows until an attention page holds a recurrent layer's state. window_page: bytes that a sliding
+    layer's page is padded to; it then takes as many tokens as fit, in blocks that kernels take.
     """
-    kinds = [kind for kind in kinds if kind.group.attention != "none"]
+    kinds, held = (merged(kind for kind in layers if kind.group.attention != "none") for layers in (kinds, held))
     attention = [kind for kind in kinds if kind.group.attention != "recurrent"]
     if len({_memory_of(kind) for kind in kinds}) < 2 or not attention:
-        layout = single_table(kinds, block_size, rank)
-        return _windowed(layout, kinds, in_flight) if attention else _states_only(kinds, rank, state_blocks)
+        layout = single_table(held, block_size, rank)
+        return _windowed(layout, kinds, in_flight) if attention else _states_only(held, rank, state_blocks)
     block_size = _block_size_for_states(kinds, attention, block_size, rank)
-    page = max(page_bytes(kind, block_size, rank) for kind in attention)
+    padded = {kind for kind in attention if window_page and kind.group.attention == "sliding"}
+    page = max(window_page if kind in padded else page_bytes(kind, block_size, rank) for kind in attention)
     table_layers = _layers_per_table([kind.count for kind in kinds])
-    tables = []
+    on_stage = {kind.key: kind.count for kind in held}
+    tables, deepest = [], 0
     for kind in kinds:
+        copies = -(-kind.count // table_layers)
+        deepest = max(deepest, -(-on_stage.get(kind.key, 0) // copies))
         own = page_bytes(kind, block_size, rank)
         stretch = page // own if kind.group.attention != "recurrent" and page % own == 0 else 1
+        tokens = block_size * stretch
+        if kind in padded:
+            tokens = SMALLEST_BLOCK * max(1, window_page // page_bytes(kind, SMALLEST_BLOCK, rank))
         sharded = rank.dcp if kind.group.attention in GROWING else 1
         tables.append(
             Table(
                 kind.group.attention,
-                -(-kind.count // table_layers),
-                block_size * stretch * sharded,
+                copies,
+                tokens * sharded,
                 kind.group.window,
                 in_flight,
                 state_blocks,
             )
         )
-    return Layout(tuple(tables), min(table_layers, max(kind.count for kind in kinds)) * page)
+    return Layout(tuple(tables), deepest * page)
 
 
 def _memory_of(kind: LayerKind) -> tuple[str, int | None]:
@@ -210,6 +243,18 @@ def _block_size_for_states(kinds: list[LayerKind], attention: list[LayerKind], b
     step = max(block_size, 128) if latent else block_size
     per_step = max(page_bytes(kind, step, rank) for kind in attention)
     return max(block_size, step * -(-max(states) // per_step))
+
+
+def block_size_for_exact(kinds: list[LayerKind], exact: str, block_size: int, rank: Rank) -> int:
+    """vLLM, where some layers keep the model's format `exact` and others a smaller one: the smallest multiple of the
+    block size at which a page of those holds the smallest block in `exact`."""
+    formats = [kind for kind in kinds if kind.group.attention not in ("recurrent", "none")]
+    packed = [kind for kind in formats if kind.kv_format != exact]
+    if len(packed) in (0, len(formats)):
+        return block_size
+    needed = max(page_bytes(replace(kind, kv_format=exact), SMALLEST_BLOCK, rank) for kind in packed)
+    step = max(SMALLEST_BLOCK, block_size)
+    return max(block_size, step * -(-needed // min(page_bytes(kind, step, rank) for kind in packed)))
 
 
 def _layers_per_table(counts: list[int]) -> int:

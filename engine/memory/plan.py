@@ -143,8 +143,6 @@ def largest_length(layout: Layout, usable_blocks: int, cap: int | None) -> int:
     """The longest request that fits: whole blocks, as the engine's message says; at most `cap`."""
     if usable_blocks < layout.blocks_for(1):
         return 0
-    if layout.bytes_per_token is None:
-        return cap or 0
     high = cap or usable_blocks * max(table.block_size for table in layout.tables)
     low = 1
     while low < high:
@@ -176,15 +174,13 @@ def _need(deployment: Deployment, semantics: Semantics, pool: _Pool) -> Need:
     layout, length = pool.stage.layout, deployment.max_model_len or 0
     per_request, null = layout.blocks_for(length), 1 if semantics.null_block else 0
     usable = max(0, pool.blocks - null)
-    cap = deployment.shape.max_position_embeddings
-    longest = largest_length(layout, usable, max(cap, length) if cap else None)
-    if layout.bytes_per_token is None and not cap:
-        longest = length if usable >= per_request else 0
+    stated = deployment.shape.max_position_embeddings
+    cap = max(stated or 0, length) if stated or layout.bytes_per_token is None else None
     return Need(
         needed_bytes=per_request * layout.bytes_per_block + layout.state_bytes,
         pool_bytes=_pool_for_one(pool.stage, deployment, per_request + null),
         fits=pool.kv_bytes > 0 and usable >= per_request,
-        largest=longest,
+        largest=largest_length(layout, usable, cap),
     )
 
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from engine.errors import ConfigError
 from engine.kv_formats import split_layer_words
 from engine.memory.deployment import Deployment
-from engine.memory.pages import LayerKind, Layout, Rank, page_bytes, shared_pool, single_table, two_pools
+from engine.memory.pages import (
+    GROWING,
+    LayerKind,
+    Layout,
+    Rank,
+    block_size_for_exact,
+    page_bytes,
+    shared_pool,
+    single_table,
+    two_pools,
+)
 from engine.memory.semantics import Semantics
 from engine.memory.shape import LayerGroup, ModelShape
 from engine.memory.slots import canonical_format, estimate_note
@@ -17,7 +27,9 @@ SGLANG_WINDOW_SHARE = 0.8  # --swa-full-tokens-ratio
 SGLANG_STATE_SHARE = 0.9  # --mamba-full-memory-ratio: state memory over KV memory
 _STATES_CACHED_SINCE = (0, 26)  # vLLM: prefix caching of recurrent models by default, which keeps two states a request
 _CHUNKED_SINCE = (0, 12)  # vLLM: chunked local attention in the hybrid cache
-TURBOQUANT_EDGE_LAYERS = 4  # vLLM keeps the first two and the last two layers of these formats as the model computes
+_ALIGNED_SINCE = (0, 32)  # vLLM: blocks that suit two formats beside each other, as read there; older not read
+EDGE_FORMATS = ("turboquant_", "ultraquant_")  # vLLM keeps their edge layers as the model computes, without recurrence
+EDGE_LAYERS = 2  # at either end
 
 
 @dataclass(frozen=True)
@@ -40,14 +52,14 @@ def stages_of(deployment: Deployment, semantics: Semantics) -> list[Stage]:
             f"stages of {', '.join(map(str, layers))} layers do not make {deployment.pp} stages of "
             f"{deployment.shape.num_layers} layers: state one number a stage that add up"
         )
-    shares = _spread(deployment.shape.layers, layers)
+    held = [_kinds(groups, deployment, deployment.shape) for groups in _spread(deployment.shape.layers, layers)]
+    if deployment.draft is not None:
+        draft = replace(deployment, kv_cache_dtype_skip_layers=())
+        held[-1] += _kinds(deployment.draft.layers, draft, deployment.draft)
+    whole = [kind for kinds in held for kind in kinds]
     stages = []
-    for index, groups in enumerate(shares):
-        kinds = _kinds(groups, deployment, deployment.shape)
-        if deployment.draft is not None and index == deployment.pp - 1:
-            draft = replace(deployment, kv_cache_dtype_skip_layers=())
-            kinds += _kinds(deployment.draft.layers, draft, deployment.draft)
-        layout = _layout(kinds, deployment, semantics)
+    for index, kinds in enumerate(held):
+        layout = _layout(kinds, whole, deployment, semantics)
         recurrent = any(kind.group.attention == "recurrent" for kind in kinds)
         share = 1 / (1 + SGLANG_STATE_SHARE) if semantics.engine == "sglang" and recurrent else 1.0
         notes = tuple(f"{kind.kv_format}: {note}" for kind in kinds if (note := estimate_note(kind.kv_format)))
@@ -67,32 +79,56 @@ def rank_of(deployment: Deployment) -> Rank:
     return Rank(deployment.tp // deployment.dp, deployment.dcp)
 
 
-def _layout(kinds: list[LayerKind], deployment: Deployment, semantics: Semantics) -> Layout:
+def _layout(held: list[LayerKind], whole: list[LayerKind], deployment: Deployment, semantics: Semantics) -> Layout:
+    """The pool of a stage that holds these layers of the whole model."""
     rank = rank_of(deployment)
     block_size = deployment.block_size or 1
     if semantics.engine == "sglang" and deployment.hybrid_kv_cache:
-        return two_pools(kinds, block_size, rank, SGLANG_WINDOW_SHARE)
+        return two_pools(held, block_size, rank, SGLANG_WINDOW_SHARE)
     if semantics.engine != "vllm" or not semantics.v1:
-        return single_table(kinds, block_size, rank)
-    if not (deployment.hybrid_kv_cache and semantics.hybrid_manager):
-        kinds = [_as_full(kind) for kind in kinds]
-    elif semantics.version < _CHUNKED_SINCE:
-        kinds = [_as_full(kind) if kind.group.attention == "chunked" else kind for kind in kinds]
+        return single_table(held, block_size, rank)
+    billed = _billed_as_full(whole, deployment, semantics)
+    held, kinds = ([_as_full(kind, billed) for kind in layers] for layers in (held, whole))
     batches = semantics.in_flight_batches + (deployment.pp - 1 if semantics.in_flight_batches > 1 else 0)
     cached = deployment.enable_prefix_caching
     if cached is None:
-        cached = semantics.version >= _STATES_CACHED_SINCE
+        attends = any(kind.group.attention not in ("recurrent", "none") for kind in kinds)
+        cached = attends and semantics.version >= _STATES_CACHED_SINCE
+    window_page = 0
+    if semantics.version >= _ALIGNED_SINCE:
+        exact = canonical_format("auto", deployment.shape.dtype)
+        aligned = block_size_for_exact(kinds, exact, block_size, rank)
+        if aligned != block_size:
+            block_size = aligned
+            packed = [kind for kind in kinds if kind.group.attention in GROWING and kind.kv_format != exact]
+            window_page = max((page_bytes(kind, block_size, rank) for kind in packed), default=0)
     return shared_pool(
         kinds,
+        held,
         block_size,
         rank,
         in_flight=batches * (deployment.max_num_batched_tokens or 0),
         state_blocks=(2 if cached and semantics.version >= (0, 15) else 1) + deployment.num_speculative_tokens,
+        window_page=window_page,
     )
 
 
-def _as_full(kind: LayerKind) -> LayerKind:
-    if kind.group.attention not in ("sliding", "chunked"):
+def _billed_as_full(whole: list[LayerKind], deployment: Deployment, semantics: Semantics) -> tuple[str, ...]:
+    """Kinds that keep every token all the same. Without the hybrid cache these are windows beside full attention."""
+    found = {kind.group.attention for kind in whole}
+    if not semantics.hybrid_manager:
+        return ("sliding", "chunked")
+    if deployment.hybrid_kv_cache:
+        return ("chunked",) if semantics.version < _CHUNKED_SINCE else ()
+    if "recurrent" in found and found - {"recurrent", "none"}:
+        raise ConfigError(
+            "--disable-hybrid-kv-cache-manager does not go with recurrent layers beside attention: leave it out"
+        )
+    return ("sliding", "chunked") if found & set(GROWING) else ()
+
+
+def _as_full(kind: LayerKind, billed: tuple[str, ...]) -> LayerKind:
+    if kind.group.attention not in billed:
         return kind
     return replace(kind, group=replace(kind.group, attention="full", window=None))
 
@@ -123,8 +159,9 @@ def _kinds(groups: tuple[LayerGroup, ...], deployment: Deployment, shape: ModelS
     names = split_layer_words(deployment.kv_cache_dtype_skip_layers)
     skipped_windows = any(name.strip().lower() in ("sliding_window", "sliding") for name in names)
     indices = {index for name in names if (index := _layer_index(name)) is not None}
-    if main.startswith("turboquant_") and len({group.attention for group in groups}) == 1 and not indices:
-        indices = set(range(min(TURBOQUANT_EDGE_LAYERS, shape.num_layers)))
+    if main.startswith(EDGE_FORMATS) and len({group.attention for group in groups}) == 1:
+        edge = min(EDGE_LAYERS, shape.num_layers // 2)
+        indices |= {*range(edge), *range(shape.num_layers - edge, shape.num_layers)}
     skipped = round(len(indices) * sum(group.count for group in groups) / max(1, shape.num_layers))
     kinds = []
     for group in groups:

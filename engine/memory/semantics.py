@@ -31,6 +31,7 @@ _BATCH_FLAGS = {
 _SEQS_FLAGS = {"sglang": "--max-running-requests", "tensorrt-llm": "--max_batch_size", "tgi": "--max-batch-size"}
 _KV_DTYPE_FLAGS = {"tensorrt-llm": "kv_cache_config.dtype"}
 _TP_FLAGS = {"sglang": "--tp-size", "tensorrt-llm": "--tp_size", "tgi": "--num-shard"}
+_LATENT_BACKENDS_SINCE = (0, 32)  # as read there; 0.8 to 0.17 forced FlashMLA's block size, versions between not read
 TGI_WIGGLE_ROOM = 0.95  # TGI leaves 5% of what is free to the allocator
 
 
@@ -147,6 +148,8 @@ def resolve(deployment: Deployment) -> Deployment:
         )
     seqs = deployment.max_num_seqs or _default_seqs(semantics, gpu)
     batched = deployment.max_num_batched_tokens or _default_batched(semantics, deployment, length)
+    if semantics.engine == "vllm" and deployment.max_num_batched_tokens is None and semantics.version >= (0, 18):
+        batched = min(batched, seqs * length)  # no step can hold more
     if semantics.engine == "vllm" and deployment.max_num_seqs is None and semantics.version >= (0, 10, 2):
         seqs = min(seqs, batched)
     filled = replace(
@@ -224,8 +227,29 @@ def _default_block(semantics: Semantics, deployment: Deployment) -> int:
         return 1
     if semantics.engine == "tensorrt-llm":
         return 32 if semantics.version >= (0, 16) else 64
-    latent = any(group.attention == "latent" for group in deployment.shape.layers)
-    return 64 if latent and semantics.engine == "vllm" and semantics.version >= (0, 8) else 16
+    if semantics.engine != "vllm":
+        return 16
+    if deployment.kv_cache_dtype == "ultraquant_4bit":
+        return 64
+    return _latent_block(semantics, deployment)
+
+
+def _latent_block(semantics: Semantics, deployment: Deployment) -> int:
+    """vLLM's block size by the backend that it prefers for latent attention; 16 for all other attention.
+
+    FlashMLA takes 64. By 0.32 it is chosen for fp8 on Hopper and for sparse attention; without it, Blackwell's
+    FlashInfer takes 32 and all others 16.
+    """
+    latents = [group for group in deployment.shape.layers if group.attention == "latent"]
+    if not latents or semantics.version < (0, 8):
+        return 16
+    capability = deployment.gpu.compute_capability if deployment.gpu else None
+    sparse = any(group.index_width for group in latents)
+    if semantics.version < _LATENT_BACKENDS_SINCE or sparse or capability is None:
+        return 64
+    if capability[0] == 10:
+        return 32
+    return 64 if capability[0] == 9 and deployment.kv_cache_dtype.startswith("fp8") else 16
 
 
 def _even_stages(layers: int, pp: int) -> tuple[int, ...]:

@@ -68,7 +68,9 @@ def _one_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _without_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "shared_pool", lambda kinds, block, rank, **more: pages.single_table(kinds, block, rank))
+    monkeypatch.setattr(
+        pools, "shared_pool", lambda kinds, held, block, rank, **more: pages.single_table(held, block, rank)
+    )
 
 
 MISTAKES: list[tuple[str, Callable[[pytest.MonkeyPatch], None], str, str]] = [
