@@ -192,7 +192,7 @@ def base_name(dialect: Dialect, name: str) -> str:
 
 def _minor(version: str) -> tuple[int, ...]:
     key = version_key(version)
-    return (*key[0], 0)[:2] if key else ()
+    return (*key, 0)[:2] if key else ()
 
 
 def _source_at(dialect: Dialect, metric: CanonicalMetric, version: str) -> Source | None:

@@ -6,28 +6,18 @@ what is newer than all like the newest; `nearest` says so.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+
+from runbooks.versions import order_key
 
 MAIN = "main"  # a development branch that was read without a release tag
 
-_VERSION = re.compile(r"v?(\d+(?:\.\d+)*)[.-]?(?:(a|b|rc|dev|post)\.?(\d+))?")
-_PHASES = {"dev": -4, "a": -3, "b": -2, "rc": -1, None: 0, "post": 1}
-
-VersionKey = tuple[tuple[int, ...], int, int]
+VersionKey = tuple[int, ...]
 
 
 def version_key(version: str) -> VersionKey | None:
     """What to compare versions by; None for a text that is no version. A local part (`+cu129`) does not count."""
-    if version == MAIN:
-        return (999_999,), 0, 0
-    found = _VERSION.match(version.strip())
-    if found is None:
-        return None
-    numbers = [int(part) for part in found[1].split(".")]
-    while len(numbers) > 1 and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers), _PHASES[found[2]], int(found[3] or 0)
+    return (999_999,) if version == MAIN else order_key(version) or None
 
 
 def nearest(engine: str, version: str, known: Sequence[str]) -> tuple[str, str | None]:

@@ -113,6 +113,8 @@ def observed_traffic(store: Store, target: str, since: float, until: float | Non
         "output_tokens_mean": mean("request_generation_tokens"),
         "queue_s_mean": mean("queue_seconds"),
         "prefill_s_mean": mean("prefill_seconds"),
+        "kv_usage_peak": peak(store.samples.range(target, "kv_usage_ratio", since, until)),
+        "preemptions": rise("preemptions_total"),
         **token_pace(store, target, since, until),
     }
     return {name: value for name, value in facts.items() if value is not None}
@@ -153,4 +155,6 @@ def traffic(metrics: dict[str, float | None], load: LoadReport, longest_request_
         "prompt_tokens_mean": sum(r.prompt_tokens for r in done) / len(done) if done else None,
         "output_tokens_mean": sum(r.output_tokens for r in done) / len(done) if done else None,
         "tokens_per_request_peak": longest_request_tokens,
+        "kv_usage_peak": metrics.get("kv_usage_peak"),
+        "preemptions": metrics.get("preemptions"),
     }
