@@ -1,6 +1,6 @@
 """Lint of a server's flags for its engine, version and hardware: what is wrong before anything runs.
 
-`lint_flags` is the door; the rules are in `runbooks.lint_rules_*`. Existence and choices come from the catalog,
+`lint_flags` is the door; the rules are in `runbooks.lint.rules_*`. Existence and choices come from the catalog,
 formats from `runbooks.hardware`, host tiers from `engine.memory.offload`. Nothing is guessed: a rule that lacks a
 fact says nothing.
 """
@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from runbooks import lint_rules_combinations as combinations
-from runbooks import lint_rules_flags as flags_rules
-from runbooks import lint_rules_isolation as isolation
-from runbooks import lint_rules_memory as memory
 from runbooks.flags import FlagFacts
 from runbooks.launch_line import LaunchLine, LaunchLineError, read_flags
 from runbooks.launch_line import read_yaml as _read_yaml
-from runbooks.lint_lookup import facts_ever
-from runbooks.lint_rules import RANK, LintFinding, Rule, Subject
-from runbooks.lint_rules_memory import Instance, lint_shared_gpu
+from runbooks.lint import combinations, isolation, memory
+from runbooks.lint import flags as flags_rules
+from runbooks.lint.lookup import facts_ever
+from runbooks.lint.memory import Instance, lint_shared_gpu
+from runbooks.lint.rules import RANK, LintFinding, Rule, Subject
 
 __all__ = [
     "Instance", "LaunchLine", "LaunchLineError", "LintFinding", "Subject", "lint", "lint_flags", "lint_shared_gpu",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runbooks.flags import EMBEDDED
-from runbooks.lint_rules import LintFinding, Subject
+from runbooks.lint.rules import LintFinding, Subject
 
 RUNBOOK = "prefix-isolation-breach"
 _SALT_SINCE = {"vllm": "0.9.0", "sglang": "0.5.5.post3", EMBEDDED: None}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from engine.memory.deployment import Gpu
 from runbooks.flags import default_of, version_key
 from runbooks.launch_line import Given
-from runbooks.lint_lookup import version_of
+from runbooks.lint.lookup import version_of
 
 Severity = Literal["error", "warn", "info"]
 _TENSOR = ("--tensor-parallel-size", "--tp-size", "--tp_size", "--num-shard")

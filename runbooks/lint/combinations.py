@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from runbooks.flags import EMBEDDED
 from runbooks.hardware import E5M2, storage_only, why_not_block_size, why_not_on
-from runbooks.lint_rules import LintFinding, Subject
+from runbooks.lint.rules import LintFinding, Subject
 
 _ARGS = "vllm/engine/arg_utils.py"
 _NATIVE = (EMBEDDED, "vllm")  # engines whose flags are vLLM's

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 
-from engine.config import build_parser
+from runbooks.embedded_facts import embedded_actions
 from runbooks.flags import EMBEDDED, FlagFacts, all_flags, flag_facts, known_versions, nearest_version, version_key
 
 _BY_ARGPARSE = ("vllm", "sglang")
@@ -65,7 +65,7 @@ def _all(engine: str, version: str | None) -> tuple[FlagFacts, ...]:
 @functools.cache
 def _embedded() -> dict[str, FlagFacts]:
     found: dict[str, FlagFacts] = {}
-    for action in build_parser()._actions:
+    for action in embedded_actions():
         spellings = [s for s in action.option_strings if s.startswith("--")]
         if not spellings:
             continue

@@ -9,7 +9,7 @@ from typing import Literal
 from engine.memory.deployment import Gpu
 from engine.memory.offload import HARD_LIMIT, HostTier, plan_offload
 from runbooks.flags import version_key
-from runbooks.lint_rules import LintFinding, Subject
+from runbooks.lint.rules import LintFinding, Subject
 
 GIB = 2**30
 LEAST_RESERVE_GIB, GOOD_RESERVE_GIB = 1.0, 1.5

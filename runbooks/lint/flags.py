@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from runbooks.flags import known_versions, never_existed, version_key, why_absent, why_value_absent
 from runbooks.launch_line import Given
-from runbooks.lint_lookup import facts_ever, facts_of, has_flags, names, version_of
-from runbooks.lint_rules import LintFinding, Subject, as_number
+from runbooks.lint.lookup import facts_ever, facts_of, has_flags, names, version_of
+from runbooks.lint.rules import LintFinding, Subject, as_number
 from runbooks.ranges import why_out_of_range
 
 RUNBOOK = "flag-not-in-version"

@@ -1,0 +1,1 @@
+"""What `runbooks.config_lint` checks: one module a kind of mistake."""
