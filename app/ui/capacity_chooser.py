@@ -20,7 +20,7 @@ def show_chooser(language: str) -> None:
             labels = {option.id: in_language(option.label, language) for option in question.options}
             answers[question.id] = st.pills(
                 in_language(question.question, language), list(labels), key=f"choose-{question.id}",
-                format_func=labels.__getitem__, persist_state="session",
+                format_func=labels.__getitem__, persist_state="session", wrap=True,
             )  # fmt: skip
     with right:
         if not any(answers.values()):

@@ -13,7 +13,7 @@ from engine.memory.deployment import Deployment
 from runbooks.config_lint import LaunchLineError, LintFinding, lint_flags, read_line
 from runbooks.facts import from_facts
 from runbooks.facts_deployment import deployment_of
-from runbooks.lint_rules import as_number
+from runbooks.lint.rules import as_number
 
 
 def choose_launch(base: Deployment | None) -> tuple[Deployment | None, list[LintFinding]]:

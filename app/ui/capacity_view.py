@@ -61,6 +61,8 @@ def show_figures(plan: CapacityPlan) -> None:
         ("Longest that fits", words.count(plan.largest_model_len), "tokens, alone"),
         ("KV of a token", words.size(per_token or 0), f"and {words.size(fixed)} each" if fixed else "on one GPU"),
     ]
+    if typical.tokens_per_request == plan.max_model_len:
+        del tiles[3]
     with st.container(horizontal=True):
         for label, value, note in tiles:
             st.metric(label, value, delta=note, delta_color="off", delta_arrow="off", border=True, width=168)
