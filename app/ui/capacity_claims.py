@@ -10,6 +10,7 @@ import streamlit as st
 from app.ui import words
 from app.ui.tables import show_table
 from app.ui.wording import in_language
+from probe.catalog.metrics import metric_versions, metrics_at
 from runbooks.knowledge.claims import TOPICS, Claim, claims
 
 VERDICTS = {
@@ -23,7 +24,7 @@ ALL = "all"
 @functools.cache
 def computed() -> tuple[Claim, ...]:
     """Every claim, computed once a process: it rests on nothing that changes."""
-    return tuple(claims())
+    return tuple(claims(lambda engine: {v: metrics_at(engine, v) for v in metric_versions(engine)}))
 
 
 def show_claims(language: str) -> None:

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 PAGES = {
     "": "Overview", "targets": "Targets", "engine": "Engine", "incidents": "Incidents", "isolation": "Isolation",
-    "quality": "Quality", "alerts": "Alerts", "backtest": "Backtest", "runbooks": "Runbooks",
+    "quality": "Quality", "alerts": "Alerts", "backtest": "Backtest", "capacity": "Capacity",
+    "runbooks": "Runbooks",
 }  # fmt: skip
 NewPage = Callable[..., Page]
 StartApp = Callable[..., Any]
