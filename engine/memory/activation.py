@@ -149,8 +149,13 @@ def capture_sizes(deployment: Deployment, semantics: Semantics) -> int:
         return 35
     if semantics.version < (0, 11):
         return 67
-    largest = min(2 * (deployment.max_num_seqs or 1), 512)
-    return sum(size <= largest for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)))
+    capability = deployment.gpu.compute_capability if deployment.gpu else None
+    query, ceiling = 1, 512
+    if semantics.version >= (0, 32):  # as read there
+        query += deployment.num_speculative_tokens
+        ceiling = 1024 if capability is not None and capability[0] == 10 else 512
+    largest = min(2 * (deployment.max_num_seqs or 1) * query, ceiling, deployment.max_num_batched_tokens or ceiling)
+    return sum(size <= largest for size in (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16)))
 
 
 def _graphs(deployment: Deployment, semantics: Semantics, stage_layers: int) -> Estimate:

@@ -246,11 +246,10 @@ def _block_size_for_states(kinds: list[LayerKind], attention: list[LayerKind], b
 
 
 def block_size_for_exact(kinds: list[LayerKind], exact: str, block_size: int, rank: Rank) -> int:
-    """vLLM, where some layers keep the model's format `exact` and others a smaller one: the smallest multiple of the
-    block size at which a page of those holds the smallest block in `exact`."""
-    formats = [kind for kind in kinds if kind.group.attention not in ("recurrent", "none")]
-    packed = [kind for kind in formats if kind.kv_format != exact]
-    if len(packed) in (0, len(formats)):
+    """vLLM, where layers may keep the model's format `exact` beside a smaller one: the smallest multiple of the block
+    size at which a page of the smaller one holds the smallest block in `exact`."""
+    packed = [k for k in kinds if k.group.attention not in ("recurrent", "none") and k.kv_format != exact]
+    if not packed:
         return block_size
     needed = max(page_bytes(replace(kind, kv_format=exact), SMALLEST_BLOCK, rank) for kind in packed)
     step = max(SMALLEST_BLOCK, block_size)

@@ -95,7 +95,7 @@ def _layout(held: list[LayerKind], whole: list[LayerKind], deployment: Deploymen
         attends = any(kind.group.attention not in ("recurrent", "none") for kind in kinds)
         cached = attends and semantics.version >= _STATES_CACHED_SINCE
     window_page = 0
-    if semantics.version >= _ALIGNED_SINCE:
+    if semantics.version >= _ALIGNED_SINCE and _two_formats(kinds, deployment):
         exact = canonical_format("auto", deployment.shape.dtype)
         aligned = block_size_for_exact(kinds, exact, block_size, rank)
         if aligned != block_size:
@@ -111,6 +111,13 @@ def _layout(held: list[LayerKind], whole: list[LayerKind], deployment: Deploymen
         state_blocks=(2 if cached and semantics.version >= (0, 15) else 1) + deployment.num_speculative_tokens,
         window_page=window_page,
     )
+
+
+def _two_formats(kinds: list[LayerKind], deployment: Deployment) -> bool:
+    """Whether vLLM prepares its blocks for layers that keep the model's format, whether or not one does."""
+    edges = canonical_format(deployment.kv_cache_dtype, deployment.shape.dtype).startswith(EDGE_FORMATS)
+    recurrent = any(kind.group.attention == "recurrent" for kind in kinds)
+    return bool(deployment.kv_cache_dtype_skip_layers) or (edges and not recurrent)
 
 
 def _billed_as_full(whole: list[LayerKind], deployment: Deployment, semantics: Semantics) -> tuple[str, ...]:
