@@ -80,7 +80,8 @@ def pool_lines(
 
 
 def _tokens_line(semantics: Semantics, layout: Layout, blocks: int, tokens: int, length: int) -> str:
-    if semantics.engine == "vllm" and semantics.tokens_from_concurrency and layout.num_tables > 1:
+    exact = layout.num_tables == 1 and tokens == blocks * layout.block_size
+    if semantics.engine == "vllm" and semantics.tokens_from_concurrency and not exact:
         per_request = layout.blocks_for(length)
         return f"{blocks:,} blocks / {per_request:,} a request x {length:,} = {tokens:,} tokens, as the log says"
     if semantics.rounds_tokens_up:

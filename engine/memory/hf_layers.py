@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.memory.hf_values import HfValues, family_of
-from engine.memory.recurrent import recurrent_state_bytes
+from engine.memory.recurrent import recurrent_state_bytes, state_row_bytes
 from engine.memory.shape import LayerGroup
 
 KINDS = {
@@ -190,7 +190,8 @@ def _group(values: HfValues, kind: str, count: int) -> LayerGroup:
     if kind == "none":
         return LayerGroup(count, "none")
     if kind == "recurrent":
-        return LayerGroup(count, "recurrent", state_bytes=recurrent_state_bytes(values))
+        row = state_row_bytes(values)
+        return LayerGroup(count, "recurrent", state_bytes=recurrent_state_bytes(values), state_row_bytes=row)
     if kind in ("csa", "hca") or family_of(values.model_type) == "deepseek_v4":
         return _compressed_group(values, kind, count)
     latent = values.optional("kv_lora_rank")

@@ -155,7 +155,7 @@ def _printed_tokens(blocks: int, layout: Layout, length: int, semantics: Semanti
     if semantics.engine == "kvoncall":
         return max(0, blocks - 1) * layout.block_size
     if semantics.engine == "vllm" and semantics.tokens_from_concurrency and layout.blocks_for(length):
-        return blocks * length // layout.blocks_for(length)
+        return int(blocks / layout.blocks_for(length) * length)  # in floating point, as the engine does
     return blocks // max(1, layout.num_tables) * layout.block_size
 
 

@@ -88,7 +88,8 @@ def _layout(held: list[LayerKind], whole: list[LayerKind], deployment: Deploymen
     if semantics.engine != "vllm" or not semantics.v1:
         return single_table(held, block_size, rank)
     billed = _billed_as_full(whole, deployment, semantics)
-    held, kinds = ([_as_full(kind, billed) for kind in layers] for layers in (held, whole))
+    drafted = deployment.num_speculative_tokens
+    held, kinds = ([_widened(_as_full(kind, billed), drafted) for kind in layers] for layers in (held, whole))
     batches = semantics.in_flight_batches + (deployment.pp - 1 if semantics.in_flight_batches > 1 else 0)
     cached = deployment.enable_prefix_caching
     if cached is None:
@@ -138,6 +139,14 @@ def _as_full(kind: LayerKind, billed: tuple[str, ...]) -> LayerKind:
     if kind.group.attention not in billed:
         return kind
     return replace(kind, group=replace(kind.group, attention="full", window=None))
+
+
+def _widened(kind: LayerKind, drafted: int) -> LayerKind:
+    """With a state that has room for the inputs of speculated tokens."""
+    group = kind.group
+    if not drafted or not group.state_row_bytes:
+        return kind
+    return replace(kind, group=replace(group, state_bytes=group.state_bytes + drafted * group.state_row_bytes))
 
 
 def _spread(groups: tuple[LayerGroup, ...], stage_layers: tuple[int, ...]) -> list[tuple[LayerGroup, ...]]:

@@ -43,8 +43,15 @@ def recurrent_state_bytes(values: HfValues) -> int:
     sizes = recurrence_of(values)
     width = DTYPE_BYTES.get(dtype_of(values), 2)
     ssm = str(values.raw("mamba_ssm_dtype") or values.raw("mamba_ssm_cache_dtype") or "")
-    state_width = DTYPE_BYTES.get(ssm, 4 if sizes.kind in ("kda", "rglru") else width)
+    wide = sizes.kind in ("kda", "rglru") or family_of(values.model_type) == "nemotron_h"
+    state_width = DTYPE_BYTES.get(ssm, 4 if wide else width)
     return sizes.conv_channels * (sizes.kernel - 1) * width + sizes.state * state_width
+
+
+def state_row_bytes(values: HfValues) -> int:
+    """Bytes of one more input of the convolution, which a speculated token needs; Mamba 1 has no speculation."""
+    sizes = recurrence_of(values)
+    return 0 if sizes.kind == "mamba1" else sizes.conv_channels * DTYPE_BYTES.get(dtype_of(values), 2)
 
 
 def recurrence_of(values: HfValues) -> Recurrence:

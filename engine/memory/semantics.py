@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.memory.deployment import Deployment, Gpu
 from engine.memory.engines import engine_name, resolve_version
 from engine.memory.sglang_defaults import chunked_prefill_size, mem_fraction_static
+from engine.memory.weights import even_stages
 
 _GIB = 1 << 30
 _FLAGS = {
@@ -253,10 +254,6 @@ def _latent_block(semantics: Semantics, deployment: Deployment) -> int:
 
 
 def _even_stages(layers: int, pp: int) -> tuple[int, ...]:
-    """vLLM's split: what does not divide goes to the stages before the last, from the back."""
     if pp < 1 or layers < pp:
         raise ConfigError(f"--pipeline-parallel-size {pp} does not go with {layers} layers: use at most one a layer")
-    stages = [layers // pp] * pp
-    for index in range(2, layers % pp + 2):
-        stages[-index] += 1
-    return tuple(stages)
+    return even_stages(layers, pp)

@@ -14,7 +14,8 @@ class LayerGroup:
 
     "full" keeps K and V of all tokens, "sliding" and "chunked" of `window` tokens, "latent" one vector of
     `latent_width` values a token for K and V and all heads (multi-head latent attention), "recurrent" `state_bytes`
-    a sequence and nothing a token, "none" nothing (it reads another layer's KV, or has no attention).
+    a sequence and nothing a token (and `state_row_bytes` for each speculated token, an input more of its convolution),
+    "none" nothing (it reads another layer's KV, or has no attention).
     `head_dim` is the width of a key; a value has `v_head_dim`, or the same. `index_width`: bytes a token that an
     indexer of sparse attention keeps besides.
     """
@@ -28,6 +29,7 @@ class LayerGroup:
     window: int | None = None
     state_bytes: int = 0
     index_width: int = 0
+    state_row_bytes: int = 0
 
 
 @dataclass(frozen=True)

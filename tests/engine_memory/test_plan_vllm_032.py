@@ -179,6 +179,13 @@ def test_a_model_without_attention_keeps_one_state_by_default() -> None:
     assert plan(_server(STATES, enable_prefix_caching=True)).needed_bytes == 24 << 20
 
 
+def test_a_state_has_room_for_speculated_tokens() -> None:
+    """Three of them lengthen the convolution: 3,268,608 bytes a layer instead of 3,207,168, and larger blocks."""
+    server = Deployment(model_preset("Qwen3.5-27B"), version="0.32.0", kv_cache_bytes=40 * GIB, max_model_len=32768)
+    assert plan(server).block_size == 784
+    assert plan(replace(server, num_speculative_tokens=3)).block_size == 800
+
+
 def test_layers_of_a_draft_like_those_of_its_target_share_their_tables() -> None:
     """13 full layers beside 12 windows are two tables of 13; one more kind would be tables of a single layer."""
     target = _server(replace(FULL, count=12), WINDOW)
@@ -212,3 +219,10 @@ def test_graphs_are_captured_to_a_size_that_the_gpu_and_the_draft_decide() -> No
     assert capture_sizes(replace(server, gpu=Gpu("g", 180 * GIB, (10, 0))), semantics) == 83
     assert capture_sizes(replace(server, max_num_seqs=4), semantics) == 4
     assert capture_sizes(replace(server, max_num_seqs=4, num_speculative_tokens=3), semantics) == 7
+
+
+def test_printed_tokens_are_rounded_as_floating_point_rounds() -> None:
+    """The engine prints int(blocks / blocks a request x length): 1001 blocks of 16 are 16,015 tokens at this length."""
+    server = _server(FULL, max_model_len=32000, kv_cache_bytes=None, block_size=16)
+    assert plan(replace(server, num_gpu_blocks_override=1000)).kv_tokens == 16000
+    assert plan(replace(server, num_gpu_blocks_override=1001)).kv_tokens == 16015
