@@ -23,11 +23,14 @@ _PAD_INSTEAD = 1.5  # vLLM: kinds of nearly as many layers are padded to the lar
 
 @dataclass(frozen=True)
 class LayerKind:
-    """`count` layers of one stage with equal pages. kv_format: canonical, of these layers."""
+    """Layers with equal pages. kv_format: canonical, of these layers."""
 
     group: LayerGroup
-    count: int
     kv_format: str
+
+    @property
+    def count(self) -> int:
+        return self.group.count
 
     @property
     def key(self) -> tuple[LayerGroup, str]:
@@ -40,7 +43,7 @@ def merged(kinds: Iterable[LayerKind]) -> list[LayerKind]:
     counts: dict[tuple[LayerGroup, str], int] = {}
     for kind in kinds:
         counts[kind.key] = counts.get(kind.key, 0) + kind.count
-    return [LayerKind(replace(group, count=count), count, kv) for (group, kv), count in counts.items()]
+    return [LayerKind(replace(group, count=count), kv) for (group, kv), count in counts.items()]
 
 
 @dataclass(frozen=True)

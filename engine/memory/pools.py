@@ -186,9 +186,9 @@ def _kinds(groups: tuple[LayerGroup, ...], deployment: Deployment, shape: ModelS
             kept = 0
         skipped = max(0, skipped - kept)
         if kept:
-            kinds.append(LayerKind(replace(group, count=kept), kept, exact))
+            kinds.append(LayerKind(replace(group, count=kept), exact))
         if group.count > kept:
-            kinds.append(LayerKind(replace(group, count=group.count - kept), group.count - kept, main))
+            kinds.append(LayerKind(replace(group, count=group.count - kept), main))
     return kinds
 
 

@@ -74,15 +74,15 @@ def test_tensor_parallelism_that_does_not_divide_heads_is_refused() -> None:
 
 
 def test_a_latent_is_whole_on_every_rank_and_a_state_is_divided() -> None:
-    latent = LayerKind(LayerGroup(1, "latent", latent_width=576, index_width=132), 1, "bfloat16")
-    state = LayerKind(LayerGroup(1, "recurrent", state_bytes=1000), 1, "bfloat16")
+    latent = LayerKind(LayerGroup(1, "latent", latent_width=576, index_width=132), "bfloat16")
+    state = LayerKind(LayerGroup(1, "recurrent", state_bytes=1000), "bfloat16")
     assert page_bytes(latent, 64, Rank(8)) == 64 * (1152 + 132)
     assert page_bytes(state, 64, Rank(8)) == 125
 
 
 def test_keys_and_values_of_different_widths_and_shared_keys() -> None:
     def pages(values: int | None) -> int:
-        return page_bytes(LayerKind(LayerGroup(1, "full", 4, 192, values), 1, "bfloat16"), 16, Rank(2))
+        return page_bytes(LayerKind(LayerGroup(1, "full", 4, 192, values), "bfloat16"), 16, Rank(2))
 
     assert pages(128) == 2 * 16 * (192 + 128) * 2
     assert pages(None) == 2 * 16 * 384 * 2
