@@ -169,7 +169,8 @@ def _spread(groups: tuple[LayerGroup, ...], stage_layers: tuple[int, ...]) -> li
 
 
 def _kinds(groups: tuple[LayerGroup, ...], deployment: Deployment, shape: ModelShape) -> list[LayerKind]:
-    """Layers by their format. Layers that keep the model's precision are taken where the flag names them."""
+    """Layers by their format. Those that the flag names by index, and so keep the model's precision, are taken from all
+    kinds alike, since kinds alternate."""
     main = canonical_format(deployment.kv_cache_dtype, shape.dtype)
     exact = canonical_format("auto", shape.dtype)
     names = split_layer_words(deployment.kv_cache_dtype_skip_layers)
@@ -178,13 +179,16 @@ def _kinds(groups: tuple[LayerGroup, ...], deployment: Deployment, shape: ModelS
     if main.startswith(EDGE_FORMATS) and len({group.attention for group in groups}) == 1:
         edge = min(EDGE_LAYERS, shape.num_layers // 2)
         indices |= {*range(edge), *range(shape.num_layers - edge, shape.num_layers)}
-    skipped = round(len(indices) * sum(group.count for group in groups) / max(1, shape.num_layers))
+    total = sum(group.count for group in groups)
+    named = min(total, round(len(indices) * total / max(1, shape.num_layers)))
+    spread = {replace(group, count=1): group.count for group in _spread(groups, (named, total - named))[0]}
     kinds = []
     for group in groups:
-        kept = group.count if skipped_windows and group.attention == "sliding" else min(skipped, group.count)
+        kept = spread.get(replace(group, count=1), 0)
+        if skipped_windows and group.attention == "sliding":
+            kept = group.count
         if group.attention in ("recurrent", "none"):
             kept = 0
-        skipped = max(0, skipped - kept)
         if kept:
             kinds.append(LayerKind(replace(group, count=kept), exact))
         if group.count > kept:
