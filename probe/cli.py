@@ -59,7 +59,8 @@ COMMANDS = {
     "backtest": "Evaluate a rule again on stored samples: when it would have fired, for how long, how many pages a "
     "week, and how long before users felt it.",
     "plan": "Plan the memory of a server from its model, GPUs, engine and flags, or of a live one with --target: where "
-    "it goes, what fits, what each lever would buy. Exits 0 when it fits, 1 when it does not or a --check missed.",
+    "it goes, what fits, what each lever would buy. Exits 0 when it fits, 1 when it does not fit or does not run so, "
+    "or a --check missed.",
     "flags": "Print an engine's flags in a version: kind, default, values, since when, and for those about the KV "
     "cache what they do; or what changed between two versions, metrics included.",
     "doctor": "Watch a server for a window (or read what is stored, or a Prometheus server), and tell what is wrong, "

@@ -31,6 +31,7 @@ from engine.errors import ConfigError
 from engine.memory.capacity import CapacityPlan
 from engine.memory.levers import levers
 from engine.memory.plan import plan as plan_of
+from runbooks.plan_cautions import cautions
 
 TABS = ["Plan", "Templates", "Choose an engine", "Checklist", "Articles against the truth"]
 
@@ -77,6 +78,8 @@ def show_plan(language: str) -> CapacityPlan | None:
         return None
     with head:
         show_verdict(plan)
+        for caution in cautions(inputs.deployment):
+            st.error(f"✖ It does not run so: {words.plain(caution)}")
         show_subject(plan)
         show_figures(plan)
     with right:

@@ -16,7 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plans, checks anchors, or lists presets; 0 fits, 1 does not fit or a check missed."""
+    """Plans, checks anchors, or lists presets; 0 fits, 1 does not fit, does not run so, or a check missed."""
     from engine.memory.hf_config import read_config
     from probe.plan import command
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         print_json(command.as_data(options, made))
     else:
         print(command.as_text(options, made))
-    return command.FITS if made.plan.fits else command.DOES_NOT_FIT
+    return command.FITS if made.plan.fits and not command.against(made) else command.DOES_NOT_FIT
 
 
 def _check(options: argparse.Namespace) -> int:

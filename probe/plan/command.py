@@ -1,4 +1,4 @@
-"""What `kvoncall plan` does with its flags. Codes: 0 fits, 1 does not fit or a check missed, 2 not carried out."""
+"""What `kvoncall plan` does with its flags. Codes: 0 fits, 1 does not fit or not run, or a check missed, 2 not done."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from probe.plan.describe import Described, describe, ranks_of
 from runbooks.knowledge.attention import attention_table
 from runbooks.knowledge.template_parts import TemplateAdvice
 from runbooks.knowledge.templates import advise, template
+from runbooks.plan_cautions import cautions
 
 if TYPE_CHECKING:
     from probe.plan.live import Live
@@ -69,10 +70,16 @@ def others(options: argparse.Namespace) -> list[tuple[str, Planned]]:
     return [(words, planned(compare.changed_options(options, words))) for words in options.compare]
 
 
+def against(made: Planned) -> tuple[str, ...]:
+    """Why the planned server does not run so, whatever fits."""
+    return cautions(made.deployment)
+
+
 def as_data(options: argparse.Namespace, made: Planned) -> dict[str, Any]:
     """What --json prints: the plan's own keys, and those of the options that ask for more."""
     data = made.plan.to_dict()
     data["notes"] = list(made.described.notes)
+    data["cautions"] = list(against(made))
     deployment = made.described.deployment
     data["replicas"] = max(1, deployment.num_gpus // ranks_of(deployment))
     if made.live:
@@ -108,7 +115,7 @@ def as_data(options: argparse.Namespace, made: Planned) -> dict[str, Any]:
 
 def as_text(options: argparse.Namespace, made: Planned) -> str:
     """What is printed for a person."""
-    sections = [text.plan_text(made.plan, made.described.notes, explain=options.explain)]
+    sections = [text.plan_text(made.plan, made.described.notes, cautions=against(made), explain=options.explain)]
     if made.live:
         from probe.plan.live import measured_text
 

@@ -16,9 +16,13 @@ _BAR = 24
 _VERDICTS = {"fits": "FITS", "at_risk": "AT RISK", "does_not_fit": "DOES NOT FIT"}
 
 
-def plan_text(plan: CapacityPlan, notes: Sequence[str] = (), *, explain: bool = False) -> str:
-    """One plan. explain: the arithmetic behind it, one step a line."""
+def plan_text(
+    plan: CapacityPlan, notes: Sequence[str] = (), *, cautions: Sequence[str] = (), explain: bool = False
+) -> str:
+    """One plan. cautions: why it does not run so, whatever fits. explain: the arithmetic, one step a line."""
     sections = [_head(plan), _pool(plan)]
+    if cautions:
+        sections.insert(1, "DOES NOT RUN SO\n" + _bullets(cautions))
     if plan.parts:
         sections.append(_memory(plan))
     said = list(dict.fromkeys((*notes, *plan.warnings)))
