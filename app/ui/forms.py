@@ -9,7 +9,8 @@ AUTHOR = "author"
 
 def author_field() -> str:
     """The operator's name, kept for this browser session; callbacks read it as `st.session_state[AUTHOR]`."""
-    st.session_state.setdefault(AUTHOR, st.session_state.get("operator", ""))
+    if not st.session_state.get(AUTHOR):  # what a dialog before left there is its first value, not the last one typed
+        st.session_state[AUTHOR] = st.session_state.get("operator", "")
     name = st.text_input("Your name", key=AUTHOR)
     st.session_state["operator"] = name
     return name

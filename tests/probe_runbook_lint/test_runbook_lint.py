@@ -58,7 +58,7 @@ DEFECTS = [
     (STORM, "| `--watermark` | 0 → 0.02 to 0.05", "| `--watermark` | 0.1 → 0.05", "flag-direction", "preempt more"),
     (STORM, "`--watermark` since 0.24.0", "`--watermark` since 0.22.0", "flag-span", "since 0.24.0"),
     ("preemption-livelock", "(vLLM since 0.24.0) |", "(vLLM since 0.25.0) |", "flag-span", "since 0.24.0"),
-    (STORM, "no queueing | yes |", "no queueing | no |", "flag-restart", "--gpu-memory-utilization"),
+    (STORM, "nobody queues for it | yes |", "nobody queues for it | no |", "flag-restart", "--gpu-memory-utilization"),
     # metrics
     (STORM, "and `vllm:num_requests_w", "and `vllm:num_request_w", "unknown-metric", "vllm:num_requests_waiting"),
     (STORM, "and `vllm:num_requests_w", "and `vllm_num_requests_w", "unknown-metric", "begins like"),

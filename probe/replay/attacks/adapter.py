@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 
-from engine.testbed.adapters import write_adapter
 from probe.replay.attacks.attack import TRIES, Ask, Case, CaseAttack, Try, session
 from probe.replay.attacks.facts import public_text
 from probe.store import default_data_dir
@@ -24,6 +23,8 @@ class MissingAdapterKey(CaseAttack):
 
     def flags(self) -> list[str]:
         """An adapter, and blocks that do not say who made them."""
+        from engine.testbed.adapters import write_adapter  # it needs torch, which naming the variants does not
+
         path = default_data_dir() / "adapters" / ADAPTER
         write_adapter(path)
         return ["--enable-lora", "--lora-modules", f"{ADAPTER}={path}", "--prefix-cache-fault", "adapter_key"]
