@@ -28,7 +28,7 @@ from probe.collect.scrape import ScrapeError, dialect_of, read_scrape, scrape
 from probe.dialects import canonical_names, load_dialect
 from probe.dialects.model import HISTOGRAM_SUFFIXES
 from probe.fleet import look_around
-from probe.store import Event, Sample, Store, Target
+from probe.store import Alert, Event, Sample, Store, Target
 from probe.targets import TargetError, look_at, measured_facts
 
 SCRAPES = 7
@@ -55,6 +55,7 @@ class Observed:
     answers: int
     errors: tuple[str, ...]
     source: str
+    firing: tuple[Alert, ...] = ()  # alerts of a watch
 
     def __post_init__(self) -> None:
         """Times are on the milliseconds that series are kept in, so that a window holds its own first sample."""
@@ -173,17 +174,24 @@ def from_store(store: Store, target: Target, seconds: float, now: float | None =
 
 
 def of_stored(store: Store, name: str, seconds: float | None, report: Progress) -> Observed:
-    """A stored target: what is stored of it while it is watched, else scrapes of its address; raises `TargetError`."""
+    """A stored target: what is stored of it while it is watched, else scrapes of its address. A server that does
+    not answer is an answer; raises `TargetError` where nothing of that name is stored."""
     target = store.targets.get(name)
     if target is None:
         known = ", ".join(one.name for one in store.targets.list(active=None)) or "none is stored"
         raise TargetError(f"there is no target {name!r} ({known}); give http://host:port or a stored target's name")
+    firing = tuple(alert for alert in store.alerts.active(name) if alert.state == "firing")
     found = from_store(store, target, seconds or max(STORED_S * target.time_scale, DEFAULT_S))
     if found is not None:
-        return found
+        return dataclasses.replace(found, firing=firing)
     if target.source == "prometheus":
         raise TargetError(f"nothing fresh is stored of {name}: run `kvoncall watch`, or give --prometheus {target.url}")
-    return watch(target.url, seconds or DEFAULT_S, report, target.options)
+    try:
+        found = watch(target.url, seconds or DEFAULT_S, report, target.options)
+    except TargetError as error:  # a server that is gone is what was asked about
+        now = time.time()
+        found = Observed(target, [], [], now, now, now, 1, 0, (str(error),), f"{target.url}, which does not answer")
+    return dataclasses.replace(found, firing=firing)
 
 
 def from_prometheus(url: str, where: str, seconds: float, options: dict[str, Any], report: Progress) -> Observed:

@@ -13,6 +13,7 @@ from probe.doctor.examine import examine
 from probe.doctor.figures import Figures
 from probe.doctor.finding import Examination, Finding
 from probe.doctor.observed import Observed
+from probe.doctor.watched import with_alerts
 from runbooks.advisories import Advisory, advisories_for
 from runbooks.config_lint import LaunchLine, LintFinding, Subject, lint, read_line
 from runbooks.facts import TargetFacts
@@ -98,7 +99,7 @@ def diagnose(observed: Observed, line: LaunchLine | None = None, **known: Any) -
     given = {one.flag: _plain(one.value) for one in line.given} if line is not None else None
     facts = facts_of(observed, figures, given, known.get("gpu"))
     examination = examine(figures, facts)
-    findings = tuple(_with_change(one, facts) for one in examination.findings)
+    findings = tuple(_with_change(one, facts) for one in with_alerts(examination.findings, observed))
     return Diagnosis(
         observed,
         dataclasses.replace(examination, findings=findings),

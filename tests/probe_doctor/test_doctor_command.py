@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from probe.cli import main
-from probe.store import Sample, Store
+from probe.store import AlertUpdate, Reading, Sample, Store
 
 INFO = (
     'vllm:cache_config_info{engine="0",block_size="16",cache_dtype="auto",enable_prefix_caching="True",'
@@ -294,3 +294,41 @@ def test_an_instance_that_prometheus_does_not_scrape(site: Site, capsys: pytest.
     site.prometheus = fake_prometheus("gpu-7:8000")
     assert run("gpu-8:8000", "--prometheus", site.url) == 2
     assert "gpu-7" in capsys.readouterr().err
+
+
+def fire(store: Store, rule: str, target: str, summary: str) -> None:
+    """What a watch writes when an alert fires."""
+    reading = Reading(rule, target, "breach", "firing", 1.0, 0.5, 1.0, None, 300.0, summary, "fake", time.time())
+    store.alerts.save(
+        [AlertUpdate(reading, "critical", 0.0, rule, 0.0, (("inactive", "pending"), ("pending", "firing")))]
+    )
+
+
+def test_alerts_in_force_on_a_stored_target_are_findings(
+    site: Site, quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(tmp_path, site, preempted=0, age_s=1.0)
+    with Store.open(tmp_path) as store:
+        fire(store, "prefix-hit-collapse", "prod", "hits fell to 10% of the day before")
+        fire(store, "oom", "elsewhere", "another target's")
+    assert main(["doctor", "prod", "--data-dir", str(tmp_path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    (one,) = [finding for finding in found if finding["id"] == "prefix-hit-collapse"]
+    assert (one["confidence"], one["runbook"], one["explained_by"]) == ("high", "prefix-hit-collapse", None)
+    assert one["summary"] == "hits fell to 10% of the day before"
+    assert "oom" not in {finding["id"] for finding in found}
+
+
+def test_a_stored_target_that_does_not_answer_is_the_finding(
+    quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(tmp_path) as store:
+        store.targets.upsert("gone", url="http://127.0.0.1:9", kind="external", engine="vllm")
+    assert main(["doctor", "gone", "--data-dir", str(tmp_path)]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "CRITICAL: Target down or not scraped, high confidence. Runbook: target-missing."
+    with Store.open(tmp_path) as store:
+        fire(store, "oom", "gone", "the engine ended for want of memory")
+    assert main(["doctor", "gone", "--data-dir", str(tmp_path), "--json"]) == 1
+    found = {one["id"]: one["explained_by"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert found == {"oom": None, "target-missing": "oom"}

@@ -112,15 +112,6 @@ def test_int4_degradation(store: Store, tmp_path: Path, monkeypatch: pytest.Monk
     assert {a["rule"] for a in result["alerts"]} - BURNS == {"kv-quality-drop"}
 
 
-def test_metrics_unknown(store: Store, tmp_path: Path) -> None:
-    result = replay(store, get_scenario("metrics-unknown"), tmp_path)
-    before, after = result["before"], result["after"]
-    assert before["completed"] == after["completed"] == 8
-    assert before["finished"] is None
-    assert after["finished"] is not None
-    assert changes(result) == {"--disable-log-stats": (True, None)}
-
-
 def test_kv_block_leak(store: Store, tmp_path: Path) -> None:
     result = replay(store, get_scenario("kv-block-leak"), tmp_path)
     assert result["before"]["completed"] == result["after"]["completed"] == 40
