@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
+from runbooks.user_files import own_folder
 from runbooks.versions import order_key, place
 
 PACKAGED = Path(__file__).parent / "catalog"
@@ -142,14 +140,7 @@ def engines() -> tuple[str, ...]:
 
 def overlay_dir() -> Path:
     """Where the user's own catalog files live: `KVONCALL_CATALOG`, else `catalog` in the data folder."""
-    if configured := os.environ.get("KVONCALL_CATALOG"):
-        return Path(configured)
-    return Path(os.environ.get("KVONCALL_DATA") or _user_data_dir()) / "catalog"
-
-
-@functools.cache
-def _user_data_dir() -> str:
-    return platformdirs.user_data_dir("kvoncall", appauthor=False)
+    return own_folder("KVONCALL_CATALOG", "catalog")
 
 
 @functools.cache

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import yaml
 
 from runbooks.page_schema import SEVERITIES, Problem, problems, translation_problems
+from runbooks.user_files import own_folder
 
 __all__ = [
     "SECTIONS", "SEVERITIES", "Runbook", "RunbookError", "get_runbook", "languages", "list_runbooks", "parse_runbook",
@@ -74,13 +73,7 @@ def languages() -> tuple[str, ...]:
 
 def user_folder() -> Path:
     """Where pages of the user's own lie: `KVONCALL_RUNBOOKS`, or `runbooks` in the data folder."""
-    configured = os.environ.get("KVONCALL_RUNBOOKS")
-    if configured:
-        return Path(configured)
-    data = os.environ.get("KVONCALL_DATA", "")
-    if not data or "://" in data:  # the store is a server: there is no data folder but the usual one
-        data = platformdirs.user_data_dir("kvoncall", appauthor=False)
-    return Path(data) / "runbooks"
+    return own_folder("KVONCALL_RUNBOOKS", "runbooks")
 
 
 def parse_runbook(runbook_id: str, text: str, file: Path | None = None) -> Runbook:

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from probe.collect.changes import START_TIME
+from probe.collect.scrape import metrics_url
 from probe.load.endpoint import Endpoint, EndpointError, describe
 from probe.replay.restart import VARIABLE, RestartCommand, flag_words
 from probe.store import Store
@@ -142,13 +144,12 @@ class RemoteServer:
 
     def _process_start(self) -> float | None:
         """When the serving process began (Unix seconds), by its own metrics; None where it does not say."""
-        page = self._url if self._url.endswith("/metrics") else f"{self._url}/metrics"
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
-            answer = httpx.get(page, headers=headers, timeout=5.0, trust_env=False)
+            answer = httpx.get(metrics_url(self._url), headers=headers, timeout=5.0, trust_env=False)
             answer.raise_for_status()
             families = list(text_string_to_metric_families(answer.text))
         except (httpx.HTTPError, ValueError):
             return None
-        started = (f for f in families if f.name == "process_start_time_seconds" and f.samples)
+        started = (f for f in families if f.name == START_TIME and f.samples)
         return next((family.samples[0].value for family in started), None)
